@@ -1,6 +1,7 @@
 //! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
 //!
-//! [`ledger`] is a cluster with two replicas of Stowage, [`hostile`] makes pods with as much content as possible,
+//! [`ledger`] is a cluster with two replicas of Stowage, [`decisions`] one small world with an oracle that checks every answer,
+//! [`hostile`] makes pods with as much content as possible,
 //! [`small_cluster`] is where policies, reports and recordings come to.
 
 mod hostile;
@@ -15,6 +16,13 @@ pub use reload::{reload, report};
 
 use stowage::scheduling::policy::Policy;
 use stowage::units::{Bytes, MilliCpu};
+
+/// A small world and a sequence of steps at the core's door, as the bytes draw them: every answer is right. The same driver plays
+/// seeds (`stowage simulate decisions`).
+pub fn decisions(data: &[u8]) {
+    let result = stowage::lab::simulate::decisions::play_bytes(data);
+    assert_eq!(result.broken, None);
+}
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
 pub fn wire(data: &[u8]) {
@@ -130,6 +138,11 @@ mod tests {
     #[test]
     fn the_engine_page_corpus_passes() {
         replay("engine_page", super::engine_page);
+    }
+
+    #[test]
+    fn the_decisions_corpus_passes() {
+        replay("decisions", super::decisions);
     }
 
     #[test]

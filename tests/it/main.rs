@@ -15,6 +15,7 @@ mod command_line;
 mod concurrency;
 mod conflicts;
 mod control_plane;
+mod decisions;
 mod device_plugin;
 mod docs;
 mod dra;

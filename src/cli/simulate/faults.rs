@@ -57,20 +57,20 @@ pub struct SimulateFaultsArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum OutputFormat {
+pub(super) enum OutputFormat {
     Text,
     Json,
 }
 
 /// `7`, or `0..9999`, both ends included: far more than other simulations need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SeedRange {
-    first: u64,
-    last: u64,
+pub(super) struct SeedRange {
+    pub first: u64,
+    pub last: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum BadSeedRange {
+pub(super) enum BadSeedRange {
     #[error("write a whole number, or two with .. between them, such as 0..9999")]
     Malformed,
     #[error("{first} is larger than {last}; write {last}..{first}")]
@@ -88,7 +88,7 @@ impl FromStr for SeedRange {
     }
 }
 
-fn minutes(text: &str) -> Result<u64, String> {
+pub(super) fn minutes(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) => Err("no history ends within 0 minutes; write 1 or more, or leave --minutes out".into()),
         Ok(minutes) => Ok(minutes),

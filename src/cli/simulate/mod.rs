@@ -1,6 +1,7 @@
 //! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; this file
 //! has their list, and what they share: reading traces, seeds, and parallel runs.
 
+mod decisions;
 mod faults;
 mod packing;
 pub mod picture;
@@ -44,6 +45,8 @@ enum SimulateCommand {
     Teams(scenario::ScenarioArgs),
     /// The whole service in simulated time, broken on purpose: replicas, agents, API server and clocks fail as a seed draws
     Faults(faults::SimulateFaultsArgs),
+    /// The core alone, by the million: sequences of decisions that a seed draws, each answer checked by an independent oracle
+    Decisions(decisions::SimulateDecisionsArgs),
     /// Every scenario, one after the other
     All(scenario::AllArgs),
 }
@@ -60,6 +63,7 @@ impl SimulateArgs {
             SimulateCommand::FraudCreditChatbot(args) => args.run("fraud-credit-chatbot"),
             SimulateCommand::Teams(args) => args.run("teams"),
             SimulateCommand::Faults(args) => args.run(),
+            SimulateCommand::Decisions(args) => args.run(),
             SimulateCommand::All(args) => args.run(),
         }
     }

@@ -4,10 +4,12 @@
 //!
 //! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue and
 //! [`random`] the random numbers; `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and traffic, on which scenarios are played.
-//! [`preemption`] measures the work lost by eviction policy, [`packing`] the GPU allocation by placement policy.
+//! [`preemption`] measures the work lost by eviction policy, [`packing`] the GPU allocation by placement policy; [`decisions`] has
+//! every answer of the core checked by an oracle.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod decisions;
 pub mod events;
 pub mod fleet;
 pub mod openb;

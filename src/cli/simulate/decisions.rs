@@ -1,0 +1,280 @@
+//! `stowage simulate decisions`: sequences by seed until one fails, the seeds end, the time does, or someone interrupts. The
+//! simulation is in `lab::simulate::decisions`.
+
+use super::faults::{OutputFormat, SeedRange, minutes};
+use super::progress;
+use crate::lab::simulate::decisions::shrink::shrink;
+use crate::lab::simulate::decisions::step::StepKind;
+use crate::lab::simulate::decisions::tally::DecisionTally;
+use crate::lab::simulate::decisions::{DecisionSequence, MOST_NODES, STEPS, play, play_aloud};
+use anyhow::Result;
+use clap::Args;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Args)]
+#[command(after_help = step_list())]
+pub struct SimulateDecisionsArgs {
+    /// One seed, or an inclusive range
+    #[arg(long, value_name = "A..B", default_value = "0..999")]
+    seeds: SeedRange,
+
+    /// Stop after so many minutes, even if seeds are left
+    #[arg(long, value_name = "M", value_parser = minutes)]
+    minutes: Option<u64>,
+
+    /// Kinds of steps that do not happen, with commas between them
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    without: Vec<StepKind>,
+
+    /// Steps of each sequence
+    #[arg(long, value_name = "N", default_value_t = STEPS, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    steps: u32,
+
+    /// Nodes of the largest worlds
+    #[arg(long, value_name = "N", default_value_t = MOST_NODES, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_NODES)))]
+    nodes: u8,
+
+    /// Print each step of the sequence; for one seed
+    #[arg(long)]
+    history: bool,
+
+    /// Sequences that are played at once; by default, as many as there are processors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: OutputFormat,
+}
+
+fn step_list() -> String {
+    let line = |kind: &StepKind| format!("  {:<10} {}\n", kind.name(), kind.what());
+    format!("Kinds of steps:\n{}", StepKind::ALL.iter().map(line).collect::<String>())
+}
+
+/// What was reached.
+struct Reached {
+    tally: DecisionTally,
+    /// The first sequence, in order, that was seen to fail: its step, and why.
+    failed: Option<(DecisionSequence, u32, String)>,
+    took: Duration,
+    jobs: usize,
+    is_interrupted: bool,
+}
+
+/// What `-o json` prints.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DecisionsOutput {
+    decisions: u64,
+    seconds: f64,
+    jobs: usize,
+    decisions_per_second: f64,
+    mean_nodes: f64,
+    mean_gpus: f64,
+    mean_pods: f64,
+    interrupted: bool,
+    counts: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<FailedSequence>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FailedSequence {
+    seed: u64,
+    step: u32,
+    broken: String,
+    reproduce: String,
+    /// The same after it was made smaller.
+    smallest: String,
+}
+
+impl SimulateDecisionsArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        if self.history && self.seeds.first != self.seeds.last {
+            anyhow::bail!("--history prints one sequence; write --seeds {}", self.seeds.first);
+        }
+        if self.history {
+            return self.print_history();
+        }
+        let reached = self.play_all();
+        let failed = reached.failed.as_ref().map(FailedSequence::of);
+        let code = if failed.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        let mut out = std::io::stdout().lock();
+        match self.output {
+            OutputFormat::Json => {
+                writeln!(out, "{}", serde_json::to_string_pretty(&page(&reached, failed))?)?;
+            }
+            OutputFormat::Text => write!(out, "{}", text(&reached, failed.as_ref()))?,
+        }
+        Ok(code)
+    }
+
+    fn sequence_of(&self, seed: u64) -> DecisionSequence {
+        let (steps, nodes, without) = (self.steps, self.nodes, self.without.clone());
+        DecisionSequence { steps, nodes, without, ..DecisionSequence::of(seed) }
+    }
+
+    fn play_all(&self) -> Reached {
+        let began = Instant::now();
+        let limit = self.minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)));
+        let interrupted = interruption();
+        let bar = progress((self.seeds.last - self.seeds.first).saturating_add(1));
+        let (begun, has_failed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let reached = Mutex::new((DecisionTally::default(), None::<(DecisionSequence, u32, String)>));
+        let next = || {
+            let is_over = has_failed.load(Ordering::Relaxed)
+                || interrupted.load(Ordering::Relaxed)
+                || limit.is_some_and(|limit| began.elapsed() >= limit);
+            let seed = self.seeds.first.checked_add(begun.fetch_add(1, Ordering::Relaxed))?;
+            (!is_over && seed <= self.seeds.last).then_some(seed)
+        };
+        let work = || {
+            while let Some(seed) = next() {
+                let sequence = self.sequence_of(seed);
+                let result = play(&sequence);
+                let mut reached = reached.lock();
+                reached.0 += &result.tally;
+                bar.set_position(reached.0.sequences);
+                if let Some((step, why)) = result.broken {
+                    has_failed.store(true, Ordering::Relaxed);
+                    let is_first = reached.1.as_ref().is_none_or(|(failed, ..)| seed < failed.seed);
+                    reached.1 = if is_first { Some((sequence, step, why)) } else { reached.1.take() };
+                }
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let jobs = self.jobs.map_or(cores, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..jobs {
+                scope.spawn(work);
+            }
+        });
+        bar.finish_and_clear();
+        let (tally, failed) = reached.into_inner();
+        let is_interrupted = interrupted.load(Ordering::Relaxed);
+        Reached { tally, failed, took: began.elapsed(), jobs, is_interrupted }
+    }
+
+    fn print_history(&self) -> Result<ExitCode> {
+        let result = play_aloud(&self.sequence_of(self.seeds.first));
+        let mut out = std::io::stdout().lock();
+        result.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        writeln!(out, "\n{}", result.tally)?;
+        match result.broken {
+            None => Ok(ExitCode::SUCCESS),
+            Some((step, why)) => {
+                writeln!(out, "step {step} is wrong: {why}")?;
+                Ok(ExitCode::FAILURE)
+            }
+        }
+    }
+}
+
+/// Becomes true at the first interruption; the second ends the process.
+fn interruption() -> Arc<AtomicBool> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let set = interrupted.clone();
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            while tokio::signal::ctrl_c().await.is_ok() {
+                if set.swap(true, Ordering::Relaxed) {
+                    std::process::exit(130);
+                }
+            }
+        });
+    });
+    interrupted
+}
+
+impl FailedSequence {
+    fn of((sequence, step, broken): &(DecisionSequence, u32, String)) -> Self {
+        let command =
+            |sequence: &DecisionSequence| format!("stowage simulate decisions {}", sequence.arguments());
+        Self {
+            seed: sequence.seed,
+            step: *step,
+            broken: broken.clone(),
+            reproduce: command(sequence),
+            smallest: command(&shrink(sequence)),
+        }
+    }
+}
+
+fn page(reached: &Reached, failed: Option<FailedSequence>) -> DecisionsOutput {
+    let (tally, decisions) = (&reached.tally, reached.tally.decisions());
+    let mean = |sum: u64| sum as f64 / decisions.max(1) as f64;
+    DecisionsOutput {
+        decisions,
+        seconds: reached.took.as_secs_f64(),
+        jobs: reached.jobs,
+        decisions_per_second: per_second(reached),
+        mean_nodes: mean(tally.world_nodes),
+        mean_gpus: mean(tally.world_gpus),
+        mean_pods: mean(tally.world_pods),
+        interrupted: reached.is_interrupted,
+        counts: tally.counts().collect(),
+        failed,
+    }
+}
+
+fn per_second(reached: &Reached) -> f64 {
+    reached.tally.decisions() as f64 / reached.took.as_secs_f64().max(0.001)
+}
+
+fn text(reached: &Reached, failed: Option<&FailedSequence>) -> String {
+    let Reached { tally, took, jobs, .. } = reached;
+    let (seconds, rate) = (took.as_secs_f64(), per_second(reached));
+    let mut text = format!("{tally}\nin {seconds:.1} s: {rate:.0} decisions a second, {jobs} at once\n");
+    if reached.is_interrupted {
+        text += "interrupted\n";
+    }
+    match failed {
+        None => text += "every answer was right\n",
+        Some(FailedSequence { seed, step, broken, reproduce, smallest }) => {
+            text += &format!("seed {seed}, step {step} is wrong: {broken}\nplay it again: {reproduce}\n");
+            if smallest != reproduce {
+                text += &format!("smaller: {smallest}\n");
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_sequence_is_told_with_the_command_that_plays_it_again() {
+        let sequence = DecisionSequence { steps: 40, nodes: 2, ..DecisionSequence::of(7) };
+        let failed = FailedSequence {
+            seed: 7,
+            step: 39,
+            broken: "pod 3 is refused node 0, where it fits".into(),
+            reproduce: format!("stowage simulate decisions {}", sequence.arguments()),
+            smallest: "stowage simulate decisions --seeds 7 --steps 12 --nodes 1 --without plan".into(),
+        };
+        let tally = DecisionTally { filter: 30, bind: 10, world_nodes: 80, ..DecisionTally::default() };
+        let took = Duration::from_secs(2);
+        let reached = Reached { tally, failed: None, took, jobs: 2, is_interrupted: false };
+        let text = text(&reached, Some(&failed));
+        assert!(text.contains("40 decisions in"), "{text}");
+        assert!(text.contains("in worlds of 2.0 nodes"), "{text}");
+        assert!(text.contains("20 decisions a second, 2 at once"), "{text}");
+        assert!(
+            text.contains("play it again: stowage simulate decisions --seeds 7 --steps 40 --nodes 2\n"),
+            "{text}"
+        );
+        assert!(text.contains("smaller: stowage simulate decisions --seeds 7 --steps 12"), "{text}");
+    }
+}

@@ -1,0 +1,233 @@
+//! Pods, budgets, policies and the process itself come and go.
+
+use super::{Event, World};
+use crate::ids::LeaderEpoch;
+use crate::lab::simulate::decisions::books::{Books, GIB, Kept, NodeBook, PodSpec, Told};
+use crate::lab::simulate::decisions::door::{demand, place_of, pod_number};
+use crate::lab::simulate::decisions::oracle::Checked;
+use crate::lab::simulate::decisions::rules::{APPS, CLASSES, NAMESPACES, SLACK};
+use crate::scheduling::kube_filters::{Amounts, FilterNode, Requirements};
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{
+    BudgetDeleted, BudgetObserved, FilterPod, FilterPodObserved, NodeObserved,
+};
+use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet};
+use crate::scheduling::verbs::wait::AllMayBeRefused;
+use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use crate::scheduling::vocabulary::label_selector::{Requirement, Selector};
+use crate::scheduling::vocabulary::node::NodeKind;
+use std::sync::Arc;
+
+/// What a reservation may last beyond its slack, whatever it says.
+const LONGEST_GRACE: u64 = 3_600_000;
+
+impl World<'_> {
+    /// A pod comes, or a group of pods. With enough pods in the world one leaves instead.
+    pub(super) fn arrive(&mut self) -> Checked {
+        if self.alive.len() >= self.most_pods {
+            return self.leave();
+        }
+        let is_gated = self.draws.chance(30);
+        let spec = self.draw_spec();
+        let size = if self.draws.chance(12) { self.draws.between(2, 3) as u32 } else { 1 };
+        let group = (size > 1).then(|| {
+            self.groups = self.groups.wrapping_add(1);
+            (self.groups, size)
+        });
+        for _ in 0..size {
+            let is_gated = is_gated || group.is_some();
+            let pod = self.add_pod(PodSpec { group, ..spec }, is_gated);
+            self.note(|| format!("pod {pod} comes, {}gated: {spec:?}", if is_gated { "" } else { "not " }));
+            // A request may come before the watch shows the pod.
+            match is_gated || self.draws.chance(80) {
+                true => self.show_pod(pod),
+                false => self.events.push_back(Event::Changed(pod)),
+            }
+            self.show_to_filters(pod);
+        }
+        Ok(())
+    }
+
+    fn draw_spec(&mut self) -> PodSpec {
+        let draws = &mut self.draws;
+        let gpus = draws.of(&[1, 1, 1, 1, 1, 1, 2, 2, 3, 4]);
+        let class = draws.below(CLASSES.len()) as u8;
+        PodSpec {
+            per_gpu: draws.of(&[2, 4, 4, 8, 9, 14, 17, 20, 30, 35, 36, 60, 71, 72]) * GIB,
+            gpus,
+            is_exclusive: draws.chance(12),
+            priority: match class {
+                0 => draws.of(&[0, 10, 100]),
+                _ => draws.of(&[-100, -10, 0, 10]),
+            },
+            class,
+            namespace: draws.below(NAMESPACES.len()) as u8,
+            app: draws.below(APPS.len()) as u8,
+            may_preempt: draws.chance(85),
+            do_not_disrupt: draws.chance(15),
+            group: None,
+            grace: draws.of(&[0, 1_000, 30_000]),
+        }
+    }
+
+    /// The view of kube-scheduler's filters learns of a waiting pod.
+    fn show_to_filters(&mut self, pod: u32) {
+        let uid = self.pods[pod as usize].uid.clone();
+        let wants = FilterPod::Waiting(Requirements::default());
+        self.door.apply(FilterPodObserved { uid, pod: wants });
+    }
+
+    /// A pod is deleted: it is gone at once, or after a while.
+    pub(super) fn leave(&mut self) -> Checked {
+        let Some(pod) = self.random_pod(|world, pod| world.api[pod as usize].leaving.is_none()) else {
+            return Ok(());
+        };
+        let is_bound = self.api[pod as usize].bound.is_some();
+        match is_bound && self.draws.chance(50) {
+            true => self.begin_to_leave(pod),
+            false => self.end_pod(pod),
+        }
+        Ok(())
+    }
+
+    /// The pod has its grace to end.
+    pub(super) fn begin_to_leave(&mut self, pod: u32) {
+        let grace = self.draws.of(&[0, 500, 5_000, 20_000]);
+        self.api[pod as usize].leaving = Some(self.books.now + grace);
+        self.note(|| format!("pod {pod} leaves within {grace} ms"));
+        self.events.push_back(Event::Changed(pod));
+    }
+
+    pub(super) fn change_budget(&mut self) -> Checked {
+        let (namespace, app) = (self.draws.below(NAMESPACES.len()), self.draws.below(APPS.len()));
+        let allowed = self.draws.of(&[None, None, Some(0), Some(1), Some(2)]);
+        self.books.budgets[namespace][app] = allowed;
+        self.show_budget(namespace, app);
+        Ok(())
+    }
+
+    fn show_budget(&mut self, namespace: usize, app: usize) {
+        let (namespace_name, name) = (NAMESPACES[namespace].to_owned(), APPS[app].to_owned());
+        match self.books.budgets[namespace][app] {
+            None => self.door.apply(BudgetDeleted { namespace: namespace_name, name }),
+            Some(allowed) => self.door.apply(BudgetObserved(DisruptionBudget {
+                namespace: namespace_name,
+                selector: Selector::All(vec![Requirement::is("app", &name)]),
+                name,
+                allowed,
+            })),
+        }
+    }
+
+    pub(super) fn change_policy(&mut self) -> Checked {
+        self.active = 1 - self.active;
+        self.books.rules = self.policies[self.active].clone();
+        self.books.touch_all();
+        self.tally.swaps += 1;
+        let policy = self.books.rules.policy(self.door.planted);
+        self.door.apply(PolicySet { policy, prepared: None });
+        self.note(|| "the other policy comes into force".into());
+        // Requests that were read before are of the policy before.
+        if self.draws.chance(50) {
+            self.classify();
+        }
+        Ok(())
+    }
+
+    fn classify(&mut self) {
+        let policy = self.door.cluster.policy().clone();
+        for pod in &self.alive {
+            self.pods[*pod as usize].demand = demand(self.books.spec(*pod), &policy);
+        }
+    }
+
+    /// The state is stored, and goes on as a loaded one.
+    pub(super) fn store(&mut self) -> Checked {
+        let state = self.door.cluster.export();
+        self.door.cluster =
+            Cluster::load(state).map_err(|error| format!("a stored state is not loaded: {error}"))?;
+        Ok(())
+    }
+
+    /// Another process leads. No write of the one before it can land any more.
+    pub(super) fn restart(&mut self) -> Checked {
+        self.end_writes()?;
+        self.tally.restarts += 1;
+        self.note(|| "the process begins anew".into());
+        let hardware = self.books.nodes.iter().map(|node| NodeBook::new(node.hardware.clone())).collect();
+        let pods = std::mem::take(&mut self.books.pods);
+        self.books = Books { nodes: hardware, known: Vec::new(), ..self.books.clone() };
+        self.books.pods = pods;
+        for book in &mut self.books.pods {
+            (book.told, book.kept, book.starting, book.offered) = (Told::Nothing, None, None, None);
+            (book.open, book.is_shown, book.leaving) = (Default::default(), false, None);
+        }
+        self.events.clear();
+        self.door.cluster = Cluster::new(Arc::new(self.books.rules.policy(self.door.planted)));
+        self.door.scores = Default::default();
+        self.classify();
+        self.show_everything();
+        self.tick(true)?;
+        (0..self.books.nodes.len() as u8).try_for_each(|node| self.check_promised(node))
+    }
+
+    /// All nodes and pods are listed, and then the process leads.
+    pub(super) fn show_everything(&mut self) {
+        let now = self.now();
+        self.door.apply(ClockAdvanced(now));
+        for node in 0..self.books.nodes.len() as u8 {
+            let name = self.node_names[usize::from(node)].clone();
+            let (labels, taints, allocatable) = (Arc::default(), Arc::default(), Amounts::default());
+            let machine = FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1000 };
+            let observed = NodeObserved::new(name, NodeKind::Stowage);
+            self.door.apply(NodeObserved { machine: Some(machine), ..observed });
+            self.report_devices(node);
+            if self.draws.chance(70) {
+                self.report_of(node);
+            }
+        }
+        for (namespace, app) in (0..NAMESPACES.len()).flat_map(|n| (0..APPS.len()).map(move |app| (n, app))) {
+            self.show_budget(namespace, app);
+        }
+        for pod in self.alive.clone() {
+            self.show_pod(pod);
+            if self.api[pod as usize].bound.is_none() {
+                self.show_to_filters(pod);
+                self.take_over(pod);
+            }
+        }
+        self.door.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        self.door.apply(AllMayBeRefused);
+    }
+
+    /// A new process takes over the reservation that the pod shows.
+    fn take_over(&mut self, pod: u32) {
+        let Some(reservation) = self.api[pod as usize].condition.clone() else { return };
+        let victims: Vec<u32> = reservation.victims.iter().map(pod_number).collect();
+        let place = place_of(&reservation);
+        for victim in &victims {
+            if self.books.told(*victim) == Told::Nothing {
+                self.books.note_missed(place.node, *victim);
+            }
+        }
+        let latest = self.books.now + LONGEST_GRACE + SLACK;
+        let (deadline, made) = (reservation.deadline.0.min(latest), self.books.now);
+        self.books.edit(pod, |book| book.kept = Some(Kept { place, victims, deadline, made }));
+    }
+
+    /// What is promised on a node is no more than it has. A pod of which a GPU is not known is charged on all others.
+    fn check_promised(&mut self, node: u8) -> Checked {
+        let here = &self.books.nodes[usize::from(node)].here;
+        let mut charged = here.iter().filter_map(|pod| self.books.charged(*pod));
+        if charged.any(|(place, is_known)| place.node == node && !is_known) {
+            return Ok(());
+        }
+        for (gpu, view) in self.books.views(node).into_iter().enumerate() {
+            if view.charged > view.capacity {
+                let (charged, capacity) = (view.charged, view.capacity);
+                return Err(format!("{charged} of {capacity} B are promised on node {node} GPU {gpu}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! What falls due as time passes, and what the watches show.
+
+use super::{Event, World};
+use crate::ids::GpuUuid;
+use crate::lab::simulate::decisions::books::{Place, Told, each};
+use crate::lab::simulate::decisions::door::{gpu_name, pod_number};
+use crate::lab::simulate::decisions::oracle::Checked;
+use crate::lab::simulate::decisions::planted::PlantedBug;
+use crate::lab::simulate::decisions::rules::START_GATE;
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use crate::scheduling::verbs::observe::{PodDeleted, PodObserved};
+use crate::scheduling::verbs::tick::Tick;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::{
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
+use crate::units::Millis;
+use std::sync::Arc;
+
+impl World<'_> {
+    pub(super) fn pass(&mut self) -> Checked {
+        let millis = self.draws.of(&[50, 200, 500, 1_000, 1_000, 3_000, 6_000, 20_000, 60_000]);
+        self.note(|| format!("{millis} ms pass"));
+        // What was sent before arrives before.
+        self.books.now += millis;
+        self.books.touch_all();
+        self.tick(false)?;
+        self.due_writes()?;
+        self.due_reads()?;
+        self.end_pods();
+        let shown = if millis >= 1_000 { usize::MAX } else { self.draws.below(4) };
+        self.show(shown)
+    }
+
+    /// The clock is told. After a restart, reservations that could not be taken over end, too.
+    pub(super) fn tick(&mut self, is_restart: bool) -> Checked {
+        let (now, at) = (self.books.now, self.now());
+        let is_leading = !self.door.has(PlantedBug::KeepsReservations);
+        let ended = self.door.apply(Tick { now: at, is_leading });
+        for pod in self.books.known.clone() {
+            if self.books.pods[pod as usize].starting.is_some_and(|until| until <= now) {
+                self.books.edit(pod, |book| book.starting = None);
+            }
+            let Some(kept) = self.books.kept(pod) else { continue };
+            let has_ended = ended.iter().any(|uid| pod_number(uid) == pod);
+            let is_due = kept.deadline <= now;
+            let may_break = self.books.nodes[usize::from(kept.place.node)].changed >= kept.made;
+            if is_due && !has_ended {
+                return Err(format!("the reservation of pod {pod} outlives its deadline"));
+            }
+            if has_ended && !is_due && !is_restart && !may_break {
+                return Err(format!("the reservation of pod {pod} ends {} ms early", kept.deadline - now));
+            }
+            if has_ended {
+                self.note(|| format!("the reservation of pod {pod} ends"));
+                self.books.edit(pod, |book| book.kept = None);
+                let api = &mut self.api[pod as usize];
+                api.nominated = None;
+                // The write that clears its condition may be late.
+                if self.draws.chance(70) {
+                    api.condition = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pods whose grace is over are gone.
+    fn end_pods(&mut self) {
+        let now = self.books.now;
+        let is_over = |pod: &u32| self.api[*pod as usize].leaving.is_some_and(|at| at <= now);
+        let over: Vec<u32> = self.alive.iter().copied().filter(is_over).collect();
+        over.into_iter().for_each(|pod| self.end_pod(pod));
+    }
+
+    /// The API server forgets the pod.
+    pub(super) fn end_pod(&mut self, pod: u32) {
+        let api = &mut self.api[pod as usize];
+        api.exists = false;
+        let bound = api.bound.take();
+        self.alive.retain(|alive| *alive != pod);
+        if let Some((place, _)) = bound {
+            self.end_process(pod, place.node);
+        }
+        self.events.push_back(Event::Deleted(pod));
+        self.note(|| format!("pod {pod} is gone"));
+    }
+
+    pub(super) fn watch(&mut self) -> Checked {
+        let count = self.draws.between(1, 6);
+        self.show(count)
+    }
+
+    /// The next changes are shown, in their order.
+    fn show(&mut self, count: usize) -> Checked {
+        for _ in 0..count {
+            match self.events.pop_front() {
+                None => break,
+                Some(Event::Changed(pod)) => self.show_pod(pod),
+                Some(Event::Deleted(pod)) => self.show_deletion(pod),
+            }
+        }
+        Ok(())
+    }
+
+    fn show_deletion(&mut self, pod: u32) {
+        self.note(|| format!("the watch shows that pod {pod} is gone"));
+        self.books.note_gone(pod);
+        self.deletions += 1;
+        if !self.door.has(PlantedBug::ForgetsDeletions) || self.deletions % 4 > 0 {
+            self.door.apply(PodDeleted(self.pods[pod as usize].uid.clone()));
+        }
+    }
+
+    /// The watch shows the pod as the API server has it.
+    pub(super) fn show_pod(&mut self, pod: u32) {
+        let api = &self.api[pod as usize];
+        if !api.exists {
+            return;
+        }
+        let (now, spec) = (self.books.now, *self.books.spec(pod));
+        let leaving = api.leaving.filter(|_| api.bound.is_some());
+        let state = match api.bound {
+            Some((place, at)) => {
+                let is_starting = now.saturating_sub(at) < starts_within(pod);
+                self.note_shown_bound(pod, place, at, is_starting);
+                ObservedPhase::Bound {
+                    node: self.node_names[usize::from(place.node)].clone(),
+                    devices: Some(self.uuids(place)),
+                    starting: is_starting,
+                    ran: Some(Millis(now.saturating_sub(at))),
+                }
+            }
+            None => {
+                self.books.note_waiting(pod);
+                ObservedPhase::Waiting(self.waiting(pod))
+            }
+        };
+        if let (Some(by), Told::Bound(..)) = (leaving, self.books.told(pod)) {
+            let known = &mut self.books.pods[pod as usize].leaving;
+            *known = Some(known.map_or(by, |known| known.min(by)));
+        }
+        let group = spec.group.map(|(number, _)| GroupKey {
+            namespace: self.pods[pod as usize].key.namespace.clone(),
+            kind: GroupKind::Stowage,
+            name: format!("group-{number}").into(),
+        });
+        let disruption_info = DisruptionInfo {
+            do_not_disrupt: spec.do_not_disrupt,
+            group,
+            group_size: spec.group.map(|(_, size)| size),
+            ..DisruptionInfo::default()
+        };
+        let leaving =
+            leaving.map(|by| PodDeletion { asked_ago: Millis(0), grace: Millis(by.saturating_sub(now)) });
+        let observed = Some(ObservedDisruptionInfo { disruption_info, leaving, ..Default::default() });
+        let names = &self.pods[pod as usize];
+        let (uid, key, demand) = (names.uid.clone(), names.key.clone(), self.shown_demand(pod));
+        self.books.pods[pod as usize].is_shown = true;
+        self.door.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
+    }
+
+    fn shown_demand(&self, pod: u32) -> Demand {
+        let demand = self.pods[pod as usize].demand.clone();
+        match self.door.has(PlantedBug::ForgetsExclusiveness) {
+            true => Demand { sharing: Sharing::Shared, ..demand },
+            false => demand,
+        }
+    }
+
+    /// What a pod without a node shows.
+    pub(super) fn waiting(&self, pod: u32) -> ObservedWaiting {
+        let api = &self.api[pod as usize];
+        let shows = !self.door.has(PlantedBug::ForgetsReservations);
+        ObservedWaiting {
+            reservation: api.condition.clone().filter(|_| shows),
+            gate: if api.is_gated { SchedulingGate::Planned } else { SchedulingGate::Open },
+            nominated: api.nominated.map(|node| self.node_names[usize::from(node)].clone()),
+        }
+    }
+
+    fn note_shown_bound(&mut self, pod: u32, place: Place, at: u64, is_starting: bool) {
+        let now = self.books.now;
+        let told = self.books.told(pod);
+        let is_engine = self.books.rules.class(self.books.spec(pod).class).engine;
+        let known = self.books.pods[pod as usize].starting;
+        let starting = match told {
+            Told::Bound(bound, since) if bound.node == place.node => {
+                // An engine that has started keeps others away for as long as its class says.
+                let opens = since + START_GATE;
+                let until = known.map(|until| until.min(opens)).filter(|_| opens > now);
+                if is_starting { known } else { until }
+            }
+            Told::Assumed(assumed) if assumed.node == place.node => known,
+            _ => (is_engine && is_starting).then_some(now + START_GATE),
+        };
+        self.books.note_bound(pod, place);
+        self.books.edit(pod, |book| {
+            book.starting = starting;
+            book.started = book.started.min(at);
+        });
+    }
+
+    pub(super) fn uuids(&self, place: Place) -> Arc<[GpuUuid]> {
+        each(place.gpus).map(|gpu| gpu_name(place.node, gpu as u32)).collect()
+    }
+}
+
+/// How long a pod's engine takes to start.
+fn starts_within(pod: u32) -> u64 {
+    10_000 + u64::from(pod % 3) * 10_000
+}
