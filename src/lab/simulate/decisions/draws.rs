@@ -36,7 +36,7 @@ impl<'b> Draws<'b> {
         match self {
             Self::Seed { random, .. } => random.below(bound),
             Self::Bytes([first, rest @ ..]) => {
-                let drawn = usize::from(*first) * bound >> 8;
+                let drawn = (usize::from(*first) * bound) >> 8;
                 *self = Self::Bytes(rest);
                 drawn
             }

@@ -142,13 +142,14 @@ impl Books {
                 rules.kv_cache_limit.is_some_and(|limit| kv_cache > limit)
                     || rules.queue_limit.is_some_and(|limit| queue > limit)
             });
+            let is_spare = keeps_spare && view.is_wholly_free;
+            let is_shared = spec.is_exclusive && view.tenants > 0;
+            let is_taken = view.is_exclusive || is_shared || is_spare || rules.engine && view.is_starting;
+            let is_whole = !view.is_slice || spec.gpus == 1;
             view.is_healthy
-                && !(view.is_slice && spec.gpus > 1)
-                && !(keeps_spare && view.is_wholly_free)
-                && !view.is_exclusive
-                && !(spec.is_exclusive && view.tenants > 0)
+                && is_whole
+                && !is_taken
                 && spec.per_gpu <= free
-                && !(rules.engine && view.is_starting)
                 && self.may_share(spec.class, view.classes)
                 && !is_too_busy
         };

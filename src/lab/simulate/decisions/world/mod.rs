@@ -202,9 +202,9 @@ impl<'b> World<'b> {
         for node in 0..self.books.nodes.len() as u8 {
             let (views, here) = (self.books.views(node), self.books.nodes[usize::from(node)].here.clone());
             lines.push(format!("node {node} has {:?} of pods {here:?}", self.books.age_of(node)));
-            for gpu in 0..self.books.nodes[usize::from(node)].hardware.len() {
-                lines.push(format!("  GPU {gpu} in the books:  {:?}", views[gpu]));
-            }
+            let of_node = self.books.nodes[usize::from(node)].hardware.len();
+            let in_books = views[..of_node].iter().enumerate();
+            lines.extend(in_books.map(|(gpu, view)| format!("  GPU {gpu} in the books:  {view:?}")));
             let shown = snapshot.node(self.node_names[usize::from(node)].as_str());
             for (gpu, device) in shown.iter().flat_map(|node| node.gpus.iter().zip(node.devices.iter())) {
                 lines.push(format!("  GPU {} in the ledger: {gpu:?}", device.index));

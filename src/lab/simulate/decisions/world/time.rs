@@ -107,7 +107,7 @@ impl World<'_> {
         self.note(|| format!("the watch shows that pod {pod} is gone"));
         self.books.note_gone(pod);
         self.deletions += 1;
-        if !self.door.has(PlantedBug::ForgetsDeletions) || self.deletions % 4 > 0 {
+        if !self.door.has(PlantedBug::ForgetsDeletions) || !self.deletions.is_multiple_of(4) {
             self.door.apply(PodDeleted(self.pods[pod as usize].uid.clone()));
         }
     }
