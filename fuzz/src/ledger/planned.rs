@@ -101,7 +101,7 @@ impl LedgerRace {
     /// The reservation is written to the pod, and its victims are asked to leave. Of a pod that is gone nothing is written.
     fn hold(&mut self, uid: PodUid, reservation: Reservation) {
         if !self.pods.contains_key(&uid) {
-            drop(self.replicas[self.acting].ledger.apply(ReleaseReservation(uid)));
+            self.replicas[self.acting].ledger.apply(ReleaseReservation(uid));
             return;
         }
         for victim in reservation.victims.iter() {
