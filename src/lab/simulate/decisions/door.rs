@@ -1,6 +1,6 @@
 //! The core behind its door, and the translation between its types and the plain values of the oracle.
 //!
-//! A planted bug lies here, between the core and whoever asks it.
+//! A planted bug lies here, between the core and the driver that asks it.
 
 use super::books::{Mask, Place, PodSpec, each};
 use super::oracle::{SeenBind, SeenNodes};

@@ -1,3 +1,5 @@
+//! A seed is a sequence, the oracle is silent where nothing is wrong, and planted bugs are found.
+
 use super::planted::PlantedBug;
 use super::*;
 

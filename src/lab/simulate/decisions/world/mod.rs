@@ -195,7 +195,7 @@ impl<'b> World<'b> {
         Ok(())
     }
 
-    /// What the books and the ledger have of each GPU, for whoever looks into a promise that was broken.
+    /// What the books and the ledger have of each GPU, to look into a promise that was broken.
     pub fn describe(&mut self) -> Vec<String> {
         let snapshot = self.door.cluster.snapshot();
         let mut lines = Vec::new();
