@@ -43,12 +43,26 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
     let mut capacity = CapacityWriter::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if service.gate.is_open() {
-            let due = capacity.look(&service, &mut index.lock(), service.now());
-            capacity.write(&service, &nodes, due, times.client).await;
-        } else {
+        if !service.gate.is_open() {
             capacity = CapacityWriter::default();
+            continue;
         }
+        // After a change of policy all nodes are looked at, which takes a second of tens of thousands.
+        let (looks, shown) = (service.clone(), index.clone());
+        let looked = service.heavy_work.begin(move || {
+            let due = capacity.look(&looks, &shown, looks.now());
+            (capacity, due)
+        });
+        capacity = match looked.await {
+            Ok((mut looked, due)) => {
+                looked.write(&service, &nodes, due, times.client).await;
+                looked
+            }
+            Err(error) => {
+                tracing::error!(%error, "the capacity of nodes was not looked at; the next look begins anew");
+                CapacityWriter::default()
+            }
+        };
     }
 }
 
@@ -109,26 +123,21 @@ struct PendingPatch {
 
 impl CapacityWriter {
     /// The figures to write now.
-    fn look(&mut self, service: &Service, index: &mut ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
-        // A statement of its own, so that the lock is released with it.
+    fn look(
+        &mut self,
+        service: &Service,
+        index: &Mutex<ClusterIndex>,
+        now: Moment,
+    ) -> Vec<(NodeName, Bytes)> {
+        // Statements of their own, so that the locks are released with them.
         let books = service.cluster().scratch();
         if books.policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
         }
-        self.pending.retain(|name, _| index.nodes().contains_key(name));
-        self.reported.retain(|name| index.nodes().contains_key(name));
-        let mut names = index.take_changed_nodes();
-        match &self.looked_at {
-            Some(earlier) => {
-                names.extend(books.nodes_changed_since(earlier).cloned());
-                names.extend(self.pending.keys().cloned());
-            }
-            None => names.extend(index.nodes().keys().cloned()),
-        }
+        let nodes = self.to_look_at(&books, &mut index.lock());
         let mut due = Vec::new();
-        for name in &names {
-            let Some(record) = index.nodes().get(name) else { continue };
+        for (name, record) in &nodes {
             let standing = standing(&books, name, *record);
             match verdict(&standing) {
                 CapacityAction::Right => drop(self.pending.remove(name)),
@@ -144,6 +153,23 @@ impl CapacityWriter {
         }
         self.looked_at = Some(books.nodes_now());
         due
+    }
+
+    /// The nodes that have changed since the last look, and those that still advertise the wrong figure. Forgets nodes that are gone.
+    fn to_look_at(&mut self, books: &Ledger, index: &mut ClusterIndex) -> Vec<(NodeName, NodeOnRecord)> {
+        self.pending.retain(|name, _| index.nodes().contains_key(name));
+        self.reported.retain(|name| index.nodes().contains_key(name));
+        let mut names = index.take_changed_nodes();
+        let Some(earlier) = &self.looked_at else {
+            return index.nodes().iter().map(|(name, record)| (name.clone(), *record)).collect();
+        };
+        names.extend(books.nodes_changed_since(earlier).cloned());
+        names.extend(self.pending.keys().cloned());
+        let records = names.into_iter().filter_map(|name| {
+            let record = *index.nodes().get(&name)?;
+            Some((name, record))
+        });
+        records.collect()
     }
 
     fn is_due(&mut self, name: &NodeName, wanted: Bytes, advertised: Option<Bytes>, now: Moment) -> bool {
@@ -333,7 +359,7 @@ mod tests {
             let service = Service::new(policy);
             let mut index = ClusterIndex::default();
             index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
-            let due = CapacityWriter::default().look(&service, &mut index, service.now());
+            let due = CapacityWriter::default().look(&service, &Mutex::new(index), service.now());
             due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");

@@ -1,7 +1,6 @@
 //! Relearns the packing model when enough pods have arrived, on a thread of its own so that no request waits for it.
 
 use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::verbs::tick::PackingModelLearned;
 use crate::scheduling::vocabulary::node::Node;
 use crate::service::Service;
 use std::sync::Arc;
@@ -32,12 +31,7 @@ impl PackingLearner {
         self.at_work = Some(self.service.heavy_work.begin(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            // Dropped before the ledger is locked: the ledger copies a snapshot that is still in use.
-            drop(snapshot);
-            service.cluster().apply(PackingModelLearned(packing_model));
-            // So that the first request finds every node summarized.
-            let snapshot = service.cluster().snapshot();
-            snapshot.sum_up();
+            service.set_packing_model(snapshot, packing_model);
         }));
     }
 }

@@ -4,6 +4,7 @@
 //! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
 //! event.
 
+mod read_ahead;
 mod slices;
 mod storage;
 
@@ -21,6 +22,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
+use read_ahead::read_ahead;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -159,7 +161,7 @@ async fn one_watch<K>(
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
-    let mut events = events::<K>(client, what, taking.page);
+    let mut events = read_ahead(events::<K>(client, what, taking.page));
     loop {
         tokio::select! {
             biased;
@@ -312,7 +314,7 @@ fn events<K>(
     client: Client,
     what: &'static str,
     page: u32,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {

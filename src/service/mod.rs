@@ -28,10 +28,14 @@ pub use refused_reads::RefusedReads;
 use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::PreparedPolicy;
+use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::scheduling::verbs::namespaces::NamespacesListed;
-use crate::scheduling::verbs::tick::{LeadershipBegan, LeadershipEnded, PolicySet};
+use crate::scheduling::verbs::tick::{
+    LeadershipBegan, LeadershipEnded, PackingModelLearned, PackingModelPrepared, PolicySet,
+};
 use crate::scheduling::verbs::{Change, Cluster, Input};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
@@ -234,6 +238,22 @@ impl Service {
         drop(retired);
         self.want_namespaces(reads_namespaces);
         true
+    }
+
+    /// From here on placements are scored by this model. All nodes are summarized by it first, as they are in this snapshot: do not
+    /// call it on a thread that answers requests.
+    pub fn set_packing_model(&self, snapshot: Arc<Snapshot>, packing_model: PackingModel) {
+        let summarized = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
+        summarized.sum_up();
+        // Before the ledger changes: it copies a snapshot that is still in use.
+        drop(snapshot);
+        let retired = self.cluster().apply_as(PackingModelPrepared(summarized), |prepared| {
+            PackingModelLearned(prepared.0.packing_model().clone()).into()
+        });
+        drop(retired);
+        // So that the first request finds the nodes that have changed meanwhile summarized, too.
+        let snapshot = self.cluster().snapshot();
+        snapshot.sum_up();
     }
 
     /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is.

@@ -11,7 +11,7 @@ use super::set_policy::PolicyChange;
 use super::tenant_usage::TenantUsages;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
 use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::TenantId;
@@ -182,6 +182,14 @@ impl NodeStates {
 
     pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
         self.publication.set_packing_model(packing_model);
+    }
+
+    pub(super) fn take_packing_model(
+        &mut self,
+        packing_model: Arc<PackingModel>,
+        summarized: Snapshot,
+    ) -> RetiredSummaries {
+        self.publication.take_packing_model(packing_model, summarized)
     }
 
     /// What a tenant's pods use on all nodes.

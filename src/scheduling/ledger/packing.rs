@@ -5,6 +5,7 @@ use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
+use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
 use crate::scheduling::policy::{LearningMode, PackingPolicy, PackingRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,11 @@ impl PackingState {
 
     pub(super) fn model(&self) -> &Arc<PackingModel> {
         &self.model
+    }
+
+    fn succeed(&mut self, model: PackingModel) {
+        let generation = self.model.generation() + 1;
+        self.model = Arc::new(model.with_generation(generation));
     }
 }
 
@@ -61,9 +67,15 @@ impl Ledger {
 
     /// From now on placements are scored by this model.
     pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
-        let generation = self.packing.model.generation() + 1;
-        self.packing.model = Arc::new(packing_model.with_generation(generation));
+        self.packing.succeed(packing_model);
         self.node_states.set_packing_model(self.packing.model.clone());
+    }
+
+    /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the copy
+    /// was made, makes no difference.
+    pub(in crate::scheduling) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
+        self.packing.succeed(summarized.packing_model().clone());
+        self.node_states.take_packing_model(self.packing.model.clone(), summarized)
     }
 
     /// Brings what is remembered to the policy. Where it packs by best fit there is no model.

@@ -7,7 +7,7 @@ use super::copy_on_write::NodeMap;
 use super::node_state::NodeState;
 use crate::ids::NodeName;
 use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
 use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::vocabulary::node::Node;
 use std::collections::BTreeSet;
@@ -76,6 +76,16 @@ impl Publication {
     pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
         let generation = self.next_generation();
         Arc::make_mut(&mut self.published).set_packing_model(generation, packing_model);
+    }
+
+    /// The same of a model by which a copy of the snapshot is summarized.
+    pub(super) fn take_packing_model(
+        &mut self,
+        packing_model: Arc<PackingModel>,
+        summarized: Snapshot,
+    ) -> RetiredSummaries {
+        let generation = self.next_generation();
+        Arc::make_mut(&mut self.published).take_packing_model(generation, packing_model, summarized)
     }
 
     pub(super) fn snapshot(

@@ -20,6 +20,10 @@ const RESULTS: usize = 320_000;
 /// take longer than it saves.
 const DEMANDS: RangeInclusive<usize> = 16..=64;
 
+/// A request about no more nodes than these, such as one about a pod's nominated node, computes what is not remembered, and
+/// remembers nothing: to make room for all nodes would take longer.
+const FEW: usize = 16;
+
 /// The cached scores of the demands that came last.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
@@ -31,7 +35,8 @@ pub struct ScoreCache {
 #[derive(Debug)]
 pub struct CachedScores {
     key: ScoreKey,
-    /// By the node's index in the snapshot: the generation that its result is of.
+    /// By the node's index in the snapshot: the generation that its result is of. Empty, as the results are, until many nodes are
+    /// asked about.
     generations: Vec<u64>,
     results: Vec<CachedScore>,
 }
@@ -76,12 +81,15 @@ impl ScoreCache {
         self.pages.retain(|page| page.key.is_of_the_time_of(&key));
         match self.pages.iter().position(|page| page.key == key) {
             Some(place) => self.pages.remove(place),
-            None => CachedScores::empty(key, snapshot.nodes().len()),
+            None => CachedScores { key, generations: Vec::new(), results: Vec::new() },
         }
     }
 
     /// Keeps these scores, and forgets those that were used longest ago if there are too many.
     pub fn put(&mut self, page: CachedScores) {
+        if page.results.is_empty() {
+            return;
+        }
         self.pages.retain(|known| known.key != page.key);
         let most = (RESULTS / page.results.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
         self.pages.push(page);
@@ -112,10 +120,6 @@ impl ScoreCache {
 }
 
 impl CachedScores {
-    fn empty(key: ScoreKey, nodes: usize) -> Self {
-        Self { key, generations: vec![NEVER; nodes], results: vec![Err(Misfit::UnknownNode); nodes] }
-    }
-
     /// [`rank::shortlist`] from the cache. The scores must be of this snapshot, this demand and the attempt's policy.
     pub fn shortlist<'a>(
         &mut self,
@@ -125,12 +129,16 @@ impl CachedScores {
         attempt: ScheduleAttempt<'_>,
     ) -> Shortlist {
         debug_assert_eq!(self.key, ScoreKey::of(snapshot, demand, attempt.policy));
+        if names.len() > FEW {
+            self.make_room(snapshot);
+        }
         let result = |place| self.result(snapshot, place, demand, attempt.policy);
         rank::shortlist_by(snapshot, demand, names, attempt, result)
     }
 
     /// The index of the best of all nodes.
     fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
+        self.make_room(snapshot);
         for (place, generation) in snapshot.generations().iter().enumerate() {
             if self.generations[place] != *generation {
                 self.look_at(snapshot, place, demand, policy);
@@ -141,11 +149,21 @@ impl CachedScores {
         scores.min().map(|(_, place)| place)
     }
 
+    fn make_room(&mut self, snapshot: &Snapshot) {
+        let nodes = snapshot.nodes().len();
+        self.generations.resize(nodes, NEVER);
+        self.results.resize(nodes, Err(Misfit::UnknownNode));
+    }
+
     fn result(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
-        if self.generations[place] != snapshot.generations()[place] {
-            self.look_at(snapshot, place, demand, policy);
+        match self.generations.get(place) {
+            None => rank::score_node(snapshot, place, demand, policy),
+            Some(generation) if *generation == snapshot.generations()[place] => self.results[place],
+            Some(_) => {
+                self.look_at(snapshot, place, demand, policy);
+                self.results[place]
+            }
         }
-        self.results[place]
     }
 
     fn look_at(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) {
@@ -187,11 +205,9 @@ mod tests {
         let (policy, snapshot) = (Policy::default(), cluster_of(1));
         let mut score_cache = ScoreCache::default();
         let demand = |size: usize| demand_of(size as u64 + 1, 1, Sharing::Shared, 0);
-        let mut ask = |size: usize| {
-            score_cache.shortlist(&snapshot, &demand(size), ["n-0"].into_iter(), attempt(&policy))
-        };
+        let mut ask = |size: usize| score_cache.best(&snapshot, &demand(size), &policy);
         let most = *DEMANDS.end();
-        (0..most).for_each(|size| drop(ask(size)));
+        (0..most).for_each(|size| assert_eq!(ask(size), Some(0)));
         ask(0);
         ask(most);
         let is_kept = |size: usize| {
@@ -200,5 +216,21 @@ mod tests {
         };
         assert_eq!(score_cache.pages.len(), most);
         assert!(is_kept(0) && !is_kept(1) && (2..=most).all(is_kept));
+    }
+
+    #[test]
+    fn a_request_about_few_nodes_reads_what_is_remembered_and_makes_no_room() {
+        let (policy, snapshot) = (Policy::default(), cluster_of(FEW as u8 + 1));
+        let demand = demand_of(10, 1, Sharing::Shared, 0);
+        let names: Vec<&str> = snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
+        let mut score_cache = ScoreCache::default();
+        let mut ask = |names: &[&str]| {
+            let best =
+                score_cache.shortlist(&snapshot, &demand, names.iter().copied(), attempt(&policy)).best;
+            (score_cache.pages.first().map(|page| page.results.len()), best.len())
+        };
+        assert_eq!(ask(&names[..FEW]), (None, 4));
+        assert_eq!(ask(&names), (Some(FEW + 1), 4));
+        assert_eq!(ask(&names[..1]), (Some(FEW + 1), 1), "what is remembered stays");
     }
 }

@@ -44,6 +44,13 @@ impl PartialEq for Snapshot {
 
 impl Eq for Snapshot {}
 
+/// Summaries by a model that is not in force any more. To let go of those of a large cluster takes milliseconds: do that beside the
+/// lock.
+#[derive(Debug)]
+pub struct RetiredSummaries {
+    _summaries: PieceList<OnceLock<NodeSummary>>,
+}
+
 /// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSet {
@@ -174,6 +181,29 @@ impl Snapshot {
     pub(crate) fn set_packing_model(&mut self, generation: u64, packing_model: Arc<PackingModel>) {
         (self.generation, self.packing_model) = (generation, packing_model);
         self.node_summaries = self.nodes.iter().map(|_| OnceLock::new()).collect();
+    }
+
+    /// The same with the summaries of a copy that has this model, as far as the nodes are as they were when it was made. Returns the
+    /// summaries before.
+    pub(crate) fn take_packing_model(
+        &mut self,
+        generation: u64,
+        packing_model: Arc<PackingModel>,
+        summarized: Self,
+    ) -> RetiredSummaries {
+        (self.generation, self.packing_model) = (generation, packing_model);
+        // Otherwise nodes came or went, and others stand in their places.
+        let mut summaries = match Arc::ptr_eq(&self.names, &summarized.names) {
+            true => summarized.node_summaries,
+            false => self.nodes.iter().map(|_| OnceLock::new()).collect(),
+        };
+        let generations = self.generations.iter().zip(&summarized.generations).enumerate();
+        for (place, _) in generations.filter(|(_, (now, then))| now != then) {
+            if let Some(summary) = summaries.get_mut(place) {
+                *summary = OnceLock::new();
+            }
+        }
+        RetiredSummaries { _summaries: std::mem::replace(&mut self.node_summaries, summaries) }
     }
 
     /// Puts newer views of nodes it already has in their places.

@@ -57,6 +57,8 @@ proptest! {
                 .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             for demand in &demands {
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
+                // All nodes are remembered; a request about three would remember none.
+                score_cache.best(&snapshot, demand, &policy);
                 prop_assert_eq!(score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}: {:?}", step, demand);
             }
         }

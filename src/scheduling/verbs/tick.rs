@@ -4,6 +4,7 @@ use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, PodUid};
 use crate::scheduling::ledger::{OveruseStep, PreparedPolicy, RetiredPolicy};
 use crate::scheduling::placing::learned::PackingModel;
+use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
 use crate::scheduling::policy::Policy;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,11 @@ impl From<PreparedPolicy> for PolicySet {
 /// What free VRAM is worth was learned anew from the demand history.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PackingModelLearned(pub PackingModel);
+
+/// The same, prepared: a snapshot with that model, by which its nodes are summarized beside the lock. It is recorded as
+/// [`PackingModelLearned`].
+#[derive(Debug)]
+pub struct PackingModelPrepared(pub Snapshot);
 
 /// Hands out what is due about pods that use more VRAM than they were granted. Only a leader asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +112,15 @@ impl Change for PolicySet {
             Some(prepared) => cluster.ledger.take_policy(prepared),
             None => cluster.ledger.set_policy(self.policy),
         }
+    }
+}
+
+impl Change for PackingModelPrepared {
+    /// To be dropped beside the lock.
+    type Output = RetiredSummaries;
+
+    fn apply_to(self, cluster: &mut Cluster) -> RetiredSummaries {
+        cluster.ledger.take_packing_model(self.0)
     }
 }
 

@@ -327,6 +327,8 @@ fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leav
         let snapshot = cluster.snapshot();
         let attempt = || rank::ScheduleAttempt::unreserved(&policy);
         let names = || ["kin", "n"].into_iter();
+        // All nodes are remembered; a request about two would remember none.
+        cache.best(&snapshot, &of_vllm, &policy);
         let cached = cache.shortlist(&snapshot, &of_vllm, names(), attempt());
         assert_eq!(cached, rank::shortlist(&snapshot, &of_vllm, names(), attempt()));
         assert_eq!(snapshot.nodes()[cached.best[0].node].name, node("kin"));

@@ -8,6 +8,7 @@ use crate::scheduling::ledger::{
 };
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{Policy, Preemptibility};
 use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
@@ -35,6 +36,8 @@ pub struct LedgerHistory {
     on_devices: BTreeMap<PodUid, (u8, u32)>,
     /// By GPU: the unaccounted VRAM of each of its readings, the latest last.
     unaccounted: BTreeMap<GpuUuid, Vec<u64>>,
+    /// The nodes as they were when a model was learned last.
+    at_last_learning: Snapshot,
 }
 
 impl LedgerHistory {
@@ -48,6 +51,7 @@ impl LedgerHistory {
             promised: BTreeMap::new(),
             on_devices: BTreeMap::new(),
             unaccounted: BTreeMap::new(),
+            at_last_learning: Snapshot::default(),
         };
         (0..3).for_each(|node| bench.apply(&LedgerStep::AddNode(node)));
         bench
@@ -172,7 +176,12 @@ impl LedgerHistory {
                     &demand_history,
                     ledger.snapshot().nodes().iter().map(Node::node_gpus),
                 );
-                ledger.set_packing_model(packing_model);
+                // Prepared of an old copy: what has changed since must not be missed.
+                let present = Snapshot::clone(&ledger.snapshot());
+                let summarized = std::mem::replace(&mut self.at_last_learning, present)
+                    .with_packing_model(Arc::new(packing_model));
+                summarized.sum_up();
+                drop(ledger.take_packing_model(summarized));
             }
         }
     }

@@ -1,0 +1,128 @@
+//! Reads a watch ahead: while objects are applied, the next ones are read. A list of a million pods takes tens of seconds, half of
+//! them to read JSON and half to apply what it says.
+
+use futures::{Stream, StreamExt};
+use kube::runtime::watcher::{Event, Result};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::AbortOnDropHandle;
+
+/// As many as a page has: one page is applied, and one is read.
+const AHEAD: usize = super::PAGE as usize;
+
+/// An event, and, of one after which nothing is read ahead, whom to tell that it was dealt with.
+type Read<K> = (Result<Event<K>>, Option<oneshot::Sender<()>>);
+
+/// The same events, read by a task of its own. The beginning of a list is dealt with before the list is asked for: pods that come
+/// between the two would be taken for such as the list does not have.
+pub fn read_ahead<K: Send + 'static>(
+    events: impl Stream<Item = Result<Event<K>>> + Unpin + Send + 'static,
+) -> impl Stream<Item = Result<Event<K>>> + Unpin {
+    let (to, from) = mpsc::channel(AHEAD);
+    let reading = AbortOnDropHandle::new(tokio::spawn(read(events, to)));
+    let handing_out = HandingOut { from, last: None, _reading: reading };
+    futures::stream::unfold(handing_out, HandingOut::next).boxed()
+}
+
+async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: mpsc::Sender<Read<K>>) {
+    while let Some(event) = events.next().await {
+        let (told, dealt_with) = match event {
+            Ok(Event::Init) => {
+                let (told, dealt_with) = oneshot::channel();
+                (Some(told), Some(dealt_with))
+            }
+            _ => (None, None),
+        };
+        if to.send((event, told)).await.is_err() {
+            return;
+        }
+        if let Some(dealt_with) = dealt_with
+            && dealt_with.await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+struct HandingOut<K> {
+    from: mpsc::Receiver<Read<K>>,
+    /// Who waits until the event that was handed out last is dealt with.
+    last: Option<oneshot::Sender<()>>,
+    _reading: AbortOnDropHandle<()>,
+}
+
+impl<K> HandingOut<K> {
+    /// Whoever asks for the next event has dealt with the last one.
+    async fn next(mut self) -> Option<(Result<Event<K>>, Self)> {
+        if let Some(last) = self.last.take() {
+            // A task that ended reads nothing.
+            let _ = last.send(());
+        }
+        let (event, told) = self.from.recv().await?;
+        self.last = told;
+        Some((event, self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// What was read of these events, and the events, read ahead.
+    fn counted(
+        events: Vec<Event<usize>>,
+    ) -> (Arc<AtomicUsize>, impl Stream<Item = Result<Event<usize>>> + Unpin) {
+        let read = Arc::new(AtomicUsize::default());
+        let counts = read.clone();
+        let counted = futures::stream::iter(events).map(move |event| {
+            counts.fetch_add(1, Ordering::Relaxed);
+            Ok(event)
+        });
+        (read, read_ahead(counted))
+    }
+
+    async fn let_others_run() {
+        for _ in 0..2 * AHEAD {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_is_read_while_the_one_before_is_applied() {
+        let (read, mut events) = counted((0..5 * AHEAD).map(Event::InitApply).collect());
+        let mut applied = 0;
+        while let Some(event) = events.next().await {
+            assert!(matches!(event, Ok(Event::InitApply(n)) if n == applied), "in their order");
+            applied += 1;
+            let_others_run().await;
+            let ahead = read.load(Ordering::Relaxed) - applied;
+            assert!(ahead <= AHEAD + 1, "{ahead} are read and not applied");
+            assert!(ahead >= AHEAD.min(5 * AHEAD - applied), "{ahead} are read ahead");
+        }
+        assert_eq!(applied, 5 * AHEAD);
+    }
+
+    #[tokio::test]
+    async fn no_list_is_asked_for_before_its_beginning_is_dealt_with() {
+        let list = [Event::Init, Event::InitApply(1), Event::InitDone];
+        let (read, mut events) = counted(list.clone().into_iter().chain(list).collect());
+        for begun in [1, 4] {
+            let_others_run().await;
+            assert!(matches!(events.next().await, Some(Ok(Event::Init))));
+            let_others_run().await;
+            assert_eq!(read.load(Ordering::Relaxed), begun, "the beginning is being dealt with");
+            assert!(matches!(events.next().await, Some(Ok(Event::InitApply(1)))));
+            assert!(matches!(events.next().await, Some(Ok(Event::InitDone))));
+        }
+        assert!(events.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_for_nobody() {
+        let (read, events) = counted(vec![Event::Init, Event::InitDone]);
+        drop(events);
+        let_others_run().await;
+        assert!(read.load(Ordering::Relaxed) <= 1);
+    }
+}
