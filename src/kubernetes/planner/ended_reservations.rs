@@ -9,7 +9,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
     ControlPlaneError, PlanState, PodEvent, PodEventReason, PodOnRecord, StatusChange,
 };
-use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
@@ -170,7 +170,7 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
         size = size.max(entry.disruption_info.group_size);
         let who = (uid.clone(), entry.key.clone());
         match &entry.phase {
-            PodPhase::Waiting(WaitingPod { reservation: Some(_), .. }) => broken.holding.push(who),
+            PodPhase::Waiting(waiting) if waiting.reservation.is_some() => broken.holding.push(who),
             PodPhase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
             PodPhase::Assumed(_) => broken.assumed += 1,
             _ => {}
@@ -182,6 +182,6 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
 }
 
 pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
-    let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
-    matches!(phase, Some(PodPhase::Waiting(WaitingPod { nominated: Some(_), .. })))
+    let waiting = ledger.pod_state(uid).and_then(PodState::waiting);
+    waiting.is_some_and(|waiting| waiting.nominated.is_some())
 }

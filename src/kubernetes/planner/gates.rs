@@ -8,7 +8,7 @@ use super::Planner;
 use super::write::PlannerWrite;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::ControlPlaneError;
-use crate::scheduling::ledger::{Ledger, PodPhase, SchedulingGate, WaitingPod};
+use crate::scheduling::ledger::{Ledger, SchedulingGate, WaitingPod};
 use crate::units::{Millis, Moment};
 use tracing::warn;
 
@@ -63,12 +63,8 @@ struct GatedPod {
 
 fn gated_pod(ledger: &Ledger, uid: &PodUid) -> Option<GatedPod> {
     let pod = ledger.pod_state(uid)?;
-    let PodPhase::Waiting(WaitingPod {
-        gate: SchedulingGate::Planned,
-        reservation: Some(reservation),
-        nominated,
-        ..
-    }) = &pod.phase
+    let Some(WaitingPod { gate: SchedulingGate::Planned, reservation: Some(reservation), nominated, .. }) =
+        pod.waiting()
     else {
         return None;
     };

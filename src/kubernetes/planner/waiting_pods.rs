@@ -9,7 +9,7 @@ use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::kubernetes::watch::STORAGE;
-use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
+use crate::scheduling::ledger::{PodPhase, PodState, SchedulingGate, WaitKind};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::verbs::wait::{NoPlacementFound, TakePending};
 use crate::units::{Millis, Moment};
@@ -118,11 +118,10 @@ impl Planner {
         }
         let ledger = self.service.cluster();
         let waits = |uid: &PodUid| {
-            let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
-            matches!(
-                phase,
-                Some(PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, reservation: None, .. }))
-            )
+            let waiting = ledger.pod_state(uid).and_then(PodState::waiting);
+            waiting.is_some_and(|waiting| {
+                waiting.gate == SchedulingGate::Planned && waiting.reservation.is_none()
+            })
         };
         let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
         gone.for_each(|uid| drop(said.remove(uid)));

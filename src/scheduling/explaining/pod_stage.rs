@@ -17,8 +17,10 @@ pub fn stage(facts: &Facts) -> PodStage {
             gpus: assumed.placement.devices.to_vec(),
             granted_bytes: assumed.placement.granted,
         },
-        PodPhase::Waiting(WaitingPod { reservation: Some(reservation), .. }) => holding(facts, reservation),
-        PodPhase::Waiting(waiting) => waiting_place(facts, waiting),
+        PodPhase::Waiting(waiting) => match &waiting.reservation {
+            Some(reservation) => holding(facts, reservation),
+            None => waiting_place(facts, waiting),
+        },
     }
 }
 

@@ -74,8 +74,8 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
             tenant.allocated += vram;
             tenant.pending += u64::from(pending.is_some());
         }
-        if let PodPhase::Waiting(WaitingPod { reservation: Some(_), reserved_since: Some(since), .. }) =
-            &pod_state.phase
+        if let Some(WaitingPod { reservation: Some(_), reserved_since: Some(since), .. }) =
+            pod_state.waiting()
         {
             usage.oldest_reservation = usage.oldest_reservation.max(now.since(*since));
         }

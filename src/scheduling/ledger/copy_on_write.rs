@@ -161,7 +161,7 @@ impl NodeMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::ledger::pod_state::{PodPhase, WaitingPod};
+    use crate::scheduling::ledger::pod_state::PodPhase;
     use crate::scheduling::testkit::{demand_of, key};
     use crate::scheduling::vocabulary::demand::Sharing;
 
@@ -172,7 +172,7 @@ mod tests {
     fn pod_state(n: usize) -> PodState {
         let key = key(&format!("pod-{n}"));
         let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
-        let phase = PodPhase::Waiting(WaitingPod::default());
+        let phase = PodPhase::Waiting(Box::default());
         PodState { key, demand, disruption_info: Arc::default(), phase, starting: None, start: None }
     }
 

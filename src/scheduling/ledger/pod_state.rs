@@ -36,9 +36,10 @@ pub struct PodState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodPhase {
-    Waiting(WaitingPod),
+    /// Apart, as the next one is: most pods are bound, and take no more room than that needs.
+    Waiting(Box<WaitingPod>),
     /// Its GPUs are allocated, and the Binding is on its way.
-    Assumed(AssumedPod),
+    Assumed(Box<AssumedPod>),
     Bound(BoundPod),
 }
 
@@ -281,7 +282,7 @@ impl FailedAttempt {
 impl PodState {
     /// A pod that has just been observed without a node.
     pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
-        let phase = PodPhase::Waiting(WaitingPod { since: now, ..WaitingPod::default() });
+        let phase = PodPhase::Waiting(Box::new(WaitingPod { since: now, ..WaitingPod::default() }));
         Self { key, demand, disruption_info: Arc::default(), phase, starting: None, start: None }
     }
 
@@ -294,17 +295,19 @@ impl PodState {
     ) {
         (self.starting, self.start) = (starting, start);
         if let PodPhase::Waiting(before) = &mut self.phase {
-            self.phase = PodPhase::Assumed(AssumedPod { placement, before: std::mem::take(before) });
+            let before = std::mem::take(&mut **before);
+            self.phase = PodPhase::Assumed(Box::new(AssumedPod { placement, before }));
         }
     }
 
     /// The pod was not bound and waits again, with the reservation that it had before.
     pub(super) fn forget(&mut self) {
-        if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut self.phase {
+        if let PodPhase::Assumed(assumed) = &mut self.phase {
             (self.starting, self.start) = (None, None);
-            let offered = Some(placement.node.clone());
-            self.phase =
-                PodPhase::Waiting(WaitingPod { offered, soft_reservation: None, ..std::mem::take(before) });
+            let (offered, before) =
+                (Some(assumed.placement.node.clone()), std::mem::take(&mut assumed.before));
+            let waiting = WaitingPod { offered, soft_reservation: None, ..before };
+            self.phase = PodPhase::Waiting(Box::new(waiting));
         }
     }
 
@@ -397,7 +400,7 @@ impl PodState {
     }
 
     /// The pod while it waits for a node.
-    pub(super) fn waiting(&self) -> Option<&WaitingPod> {
+    pub fn waiting(&self) -> Option<&WaitingPod> {
         match &self.phase {
             PodPhase::Waiting(waiting) => Some(waiting),
             _ => None,

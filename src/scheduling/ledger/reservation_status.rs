@@ -2,7 +2,7 @@
 //! given up. After a restart, too: all of it follows from what the API server keeps.
 
 use super::Ledger;
-use super::pod_state::{PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::pod_state::{PodState, SchedulingGate, WaitingPod};
 use super::preemptor::KeepReason;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
@@ -63,13 +63,9 @@ impl Ledger {
     /// That of one pod.
     pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
         let pod_state = self.pod_states.get(uid)?;
-        let PodPhase::Waiting(WaitingPod {
-            reservation: Some(reservation),
-            gate,
-            nominated,
-            reservation_observed,
-            ..
-        }) = &pod_state.phase
+        let Some(WaitingPod {
+            reservation: Some(reservation), gate, nominated, reservation_observed, ..
+        }) = pod_state.waiting()
         else {
             return None;
         };

@@ -131,10 +131,10 @@ impl Ledger {
     pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
         // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
         let waits = |pod_state: &PodState| {
-            matches!(
-                &pod_state.phase,
-                PodPhase::Waiting(WaitingPod { soft_reservation: None, gate: SchedulingGate::Open, .. })
-            ) && !pod_state.demand.asks_plugin()
+            let is_free = |waiting: &WaitingPod| {
+                waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open
+            };
+            pod_state.waiting().is_some_and(is_free) && !pod_state.demand.asks_plugin()
         };
         let waiting = self.pods_in_no_order().filter(|(_, pod_state)| waits(pod_state));
         let waiting: BTreeSet<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
@@ -194,14 +194,14 @@ impl Ledger {
         let mut group = PodGroup::default();
         for (uid, pod_state) in self.members(key) {
             group.size = group.size.max(pod_state.disruption_info.group_size);
-            match &pod_state.phase {
-                PodPhase::Waiting(waiting @ WaitingPod { reservation: None, since, .. }) => {
+            match pod_state.waiting().filter(|waiting| waiting.reservation.is_none()) {
+                Some(waiting) => {
                     let pending = self
                         .planned_in_group(key, waiting)
-                        .map(|way| self.pending_one(uid, pod_state, way, *since));
+                        .map(|way| self.pending_one(uid, pod_state, way, waiting.since));
                     group.pending.extend(pending);
                 }
-                PodPhase::Waiting(_) | PodPhase::Assumed(_) | PodPhase::Bound(_) => group.placed += 1,
+                None => group.placed += 1,
             }
         }
         group.pending.sort_by_cached_key(PendingPod::order);
@@ -278,14 +278,8 @@ impl Ledger {
 
     /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for the planner.
     fn due(&self, pod_state: &PodState) -> Option<Moment> {
-        let PodPhase::Waiting(WaitingPod {
-            reservation: None,
-            gate,
-            refused,
-            unanswered_wakes,
-            failed_attempt,
-            ..
-        }) = &pod_state.phase
+        let Some(WaitingPod { reservation: None, gate, refused, unanswered_wakes, failed_attempt, .. }) =
+            pod_state.waiting()
         else {
             return None;
         };
@@ -305,14 +299,14 @@ impl Ledger {
     /// `None` for a pod that is left alone for now and was not woken, and for one that has a reservation.
     fn refused_one(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
-        let PodPhase::Waiting(WaitingPod {
+        let Some(WaitingPod {
             refused: Some(refused),
             unanswered_wakes,
             reservation: None,
             gate: SchedulingGate::Open,
             failed_attempt,
             ..
-        }) = &pod_state.phase
+        }) = pod_state.waiting()
         else {
             return None;
         };
@@ -329,13 +323,9 @@ impl Ledger {
 
     fn gated_one(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
-        let PodPhase::Waiting(WaitingPod {
-            gate: SchedulingGate::Planned,
-            reservation: None,
-            failed_attempt,
-            since,
-            ..
-        }) = &pod_state.phase
+        let Some(WaitingPod {
+            gate: SchedulingGate::Planned, reservation: None, failed_attempt, since, ..
+        }) = pod_state.waiting()
         else {
             return None;
         };
@@ -371,8 +361,7 @@ impl PendingPod {
 
 fn queue_band_of(pod_state: &PodState) -> QueueBand {
     let Demand { priority, class, tenant, .. } = pod_state.demand;
-    let is_gated =
-        matches!(&pod_state.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
+    let is_gated = pod_state.waiting().is_some_and(|waiting| waiting.gate == SchedulingGate::Planned);
     let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
     QueueBand { line, priority: Reverse(priority), class, tenant }
 }
