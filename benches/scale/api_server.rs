@@ -12,10 +12,10 @@ use axum::routing::{any, get, put};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Says in the environment of this program that it is this server, and of which nodes and pods: `NODES/PODS`.
 pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
@@ -29,7 +29,8 @@ struct ApiServer {
     pod: ObjectTemplate,
     /// Its holder, and how often that changed.
     lease: Mutex<(String, u32)>,
-    writes: AtomicU64,
+    /// Paths of what was written.
+    written: Mutex<BTreeSet<String>>,
 }
 
 #[derive(Deserialize)]
@@ -51,7 +52,7 @@ pub fn serve(asked: &str) {
         cluster,
         pods,
         lease: Mutex::new((format!("{REPLICA}_1"), 1)),
-        writes: AtomicU64::default(),
+        written: Mutex::default(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -68,10 +69,8 @@ fn router(server: Arc<ApiServer>) -> Router {
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}", get(lease))
         .route("/bench/holder/{name}", put(hold))
         .route(
-            "/bench/writes",
-            get(async |State(server): State<Arc<ApiServer>>| {
-                server.writes.load(Ordering::Relaxed).to_string()
-            }),
+            "/bench/written",
+            get(async |State(server): State<Arc<ApiServer>>| server.written.lock().len().to_string()),
         )
         .route("/apis/resource.k8s.io/v1", any(async || StatusCode::NOT_FOUND))
         .fallback(any(everything_else))
@@ -144,7 +143,7 @@ async fn hold(State(server): State<Arc<ApiServer>>, Path(name): Path<String>) {
 /// Lists of other kinds are empty, and writes succeed.
 async fn everything_else(State(server): State<Arc<ApiServer>>, request: axum::extract::Request) -> Response {
     if request.method() != axum::http::Method::GET {
-        server.writes.fetch_add(1, Ordering::Relaxed);
+        server.written.lock().insert(request.uri().path().to_owned());
         let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Success"});
         return (StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], status.to_string())
             .into_response();

@@ -68,10 +68,10 @@ fn main() {
     println!("\nat most resident: {} MiB", replica.process.peak_mib());
     fail_over(&replica);
     println!("at most resident, after a fail-over: {} MiB", replica.process.peak_mib());
-    assert_eq!(
-        get(&replica.api, "/bench/writes"),
-        "0",
-        "nothing is written of nodes that are as they should be"
+    let written: usize = get(&replica.api, "/bench/written").parse().expect("a number");
+    assert!(
+        written <= REPORTING,
+        "{written} objects are written; only the agents that report say another capacity than their nodes"
     );
 }
 
@@ -110,7 +110,9 @@ impl Replica {
                 .arg(folder.path().join("kubeconfig"))
                 .arg("--policy")
                 .arg(folder.path().join("policy.yaml"))
-                .env("RUST_LOG", "stowage::serve=info,warn"),
+                .env("RUST_LOG", "stowage::serve=info,warn")
+                // As the shipped Deployment does.
+                .env("MIMALLOC_PURGE_DELAY", "0"),
             &["the scheduler: http://", "agents: http://", "operators: http://"],
         );
         let replica = Self { process, api, _api_server: api_server, folder };
