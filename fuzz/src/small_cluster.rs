@@ -66,7 +66,7 @@ pub fn uid(number: u8) -> PodUid {
 pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
     let pod = cluster.pod_state(uid)?;
     let (key, demand) = (pod.key.clone(), pod.demand.clone());
-    Some(VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default() })
+    Some(VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default(), disruption: None })
 }
 
 /// Asks about every pod, binds what fits and takes what waits. `may_overcommit` if what was bound before may be more than the

@@ -176,6 +176,7 @@ impl<'q> Trial<'q> {
             key: pod.key.clone(),
             demand: pod.demand.clone(),
             waiting: ObservedWaiting::default(),
+            disruption: None,
         };
         let view = DecisionView::take(&mut self.cluster, request);
         let (accepted, mut obstacles) = self.by_filters(pod, offered);

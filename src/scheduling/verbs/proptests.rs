@@ -207,7 +207,13 @@ impl RecordedCluster {
     fn request(&self, pod: u8) -> Option<VerbRequest> {
         let known = self.cluster.pod_state(&uid(pod))?;
         let demand = known.demand.clone();
-        Some(VerbRequest { uid: uid(pod), key: key(pod), demand, waiting: ObservedWaiting::default() })
+        Some(VerbRequest {
+            uid: uid(pod),
+            key: key(pod),
+            demand,
+            waiting: ObservedWaiting::default(),
+            disruption: None,
+        })
     }
 
     fn happens(&mut self, event: &OutsideEvent) {

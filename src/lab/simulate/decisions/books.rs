@@ -71,8 +71,6 @@ pub struct OpenWrites {
 pub struct PodBook {
     pub spec: PodSpec,
     pub told: Told,
-    /// The watch has shown it: a request alone does not tell what keeps it from being evicted.
-    pub is_shown: bool,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<u64>,
     pub kept: Option<Kept>,

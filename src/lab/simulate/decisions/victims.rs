@@ -50,7 +50,7 @@ impl Books {
         if book.spec.priority >= spec.priority {
             return Err("is not of lower priority");
         }
-        if book.spec.do_not_disrupt && book.is_shown && rules.honors_do_not_disrupt {
+        if book.spec.do_not_disrupt && rules.honors_do_not_disrupt {
             return Err("is not to be disrupted");
         }
         if self.now.saturating_sub(book.started.min(since)) < rules.min_runtime {
@@ -152,8 +152,7 @@ impl Books {
         let goes = |victim: &u32| {
             let spec = self.spec(*victim);
             let budget = self.budgets[usize::from(spec.namespace)][usize::from(spec.app)];
-            let is_shown = self.pods[*victim as usize].is_shown;
-            is_shown && self.may_be_evicted(*victim, pod).is_ok() && spec.group.is_none() && budget.is_none()
+            self.may_be_evicted(*victim, pod).is_ok() && spec.group.is_none() && budget.is_none()
         };
         let all_go = offered.iter().all(goes);
         let has_no_say = self.is_closed(node) || self.age_of(node) == Age::Expired;

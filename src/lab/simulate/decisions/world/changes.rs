@@ -160,7 +160,7 @@ impl World<'_> {
         self.books.pods = pods;
         for book in &mut self.books.pods {
             (book.told, book.kept, book.starting, book.offered) = (Told::Nothing, None, None, None);
-            (book.open, book.is_shown, book.leaving) = (Default::default(), false, None);
+            (book.open, book.leaving) = (Default::default(), None);
         }
         self.events.clear();
         self.door.cluster = Cluster::new(Arc::new(self.books.rules.policy(self.door.planted)));
