@@ -32,7 +32,7 @@ pub fn inputs() -> Vec<Input> {
     for number in 0..2 {
         let (node, devices) = (name(number), (0..GPUS).map(|index| device(number, 0, index, 0)).collect());
         inputs.push(NodeObserved::new(node.clone(), NodeKind::Stowage).into());
-        inputs.push(DevicesReported { node, devices }.into());
+        inputs.push(DevicesReported { node, devices, are_all: true }.into());
     }
     for number in 0..PODS {
         let mut pod = pod(uid(number).as_str(), number, 10 + number);

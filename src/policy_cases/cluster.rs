@@ -124,7 +124,7 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
         ..NodeObserved::new(name.clone(), kind)
     });
     ledger
-        .apply(DevicesReported { node: name.clone(), devices })
+        .apply(DevicesReported { node: name.clone(), devices, are_all: true })
         .expect("the node is there, and its GPUs are not too many");
     Ok(())
 }

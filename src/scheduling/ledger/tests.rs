@@ -243,7 +243,7 @@ fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
 
 /// The agent of `n` lists its GPUs.
 fn list(ledger: &mut LedgerCluster, devices: Vec<Device>) {
-    ledger.apply(DevicesReported { node: node("n"), devices }).unwrap();
+    ledger.apply(DevicesReported { node: node("n"), devices, are_all: true }).unwrap();
 }
 
 #[test]

@@ -201,7 +201,7 @@ impl RecordedCluster {
             ..NodeObserved::new(node_name(node), NodeKind::Stowage)
         });
         let devices = (0..4).map(|index| unit_gpu(node, index)).collect();
-        self.apply(DevicesReported { node: node_name(node), devices }).unwrap();
+        self.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {

@@ -66,7 +66,7 @@ impl World {
             let observed = NodeObserved::new(node_name(node), NodeKind::Stowage);
             world.apply(NodeObserved { machine: Some(machine), ..observed });
             let devices = (0..GPUS).map(|index| unit_gpu(node, index)).collect();
-            world.apply(DevicesReported { node: node_name(node), devices }).unwrap();
+            world.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
         }
         world
     }
