@@ -96,6 +96,9 @@ impl LeaderEpoch {
     }
 }
 
+/// How NVML's UUIDs of MIG slices begin.
+const SLICE_PREFIX: &str = "MIG-";
+
 /// What [`GpuUuid::from_index`] puts before the index. No UUID of NVML begins so.
 const INDEX_PREFIX: &str = "index-";
 
@@ -103,6 +106,11 @@ impl GpuUuid {
     /// The name of a GPU of which only the index on its node is known, because no agent has reported yet.
     pub fn from_index(index: u32) -> Self {
         Self(format!("{INDEX_PREFIX}{index}").into())
+    }
+
+    /// Whether it names a MIG slice, whatever is known of its card.
+    pub fn is_slice(&self) -> bool {
+        self.0.starts_with(SLICE_PREFIX)
     }
 
     /// The index, if this name was made by [`GpuUuid::from_index`].
@@ -177,5 +185,6 @@ mod tests {
     fn a_gpu_known_by_index_only_gives_its_index_back() {
         assert_eq!(GpuUuid::from_index(3).index(), Some(3));
         assert_eq!(GpuUuid::parse("GPU-3").unwrap().index(), None);
+        assert!(GpuUuid::parse("MIG-3").unwrap().is_slice() && !GpuUuid::parse("GPU-3").unwrap().is_slice());
     }
 }

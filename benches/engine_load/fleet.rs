@@ -33,7 +33,9 @@ impl Fleet {
         for (n, name) in nodes.iter().enumerate() {
             cluster.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
             let devices = (0..GPUS).map(|gpu| h100(uuid(n, gpu), gpu, None)).collect();
-            cluster.apply(DevicesReported { node: name.clone(), devices }).expect("the node exists");
+            cluster
+                .apply(DevicesReported { node: name.clone(), devices, are_all: true })
+                .expect("the node exists");
         }
         let mut fleet = Self { cluster, policy, nodes };
         for n in 0..fleet.nodes.len() {

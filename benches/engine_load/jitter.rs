@@ -103,6 +103,7 @@ impl Arm {
             key: PodKey::parse("llm", &name).expect("a name"),
             demand: self.demands[kind].clone(),
             waiting: ObservedWaiting::default(),
+            disruption: None,
         };
         let names: Vec<&str> = self.fleet.nodes.iter().map(|name| name.as_str()).collect();
         let began = Instant::now();

@@ -66,6 +66,7 @@ impl PackedCluster {
                 .apply(DevicesReported {
                     node: name.clone(),
                     devices: (0..GPUS).map(|gpu| device(n, gpu)).collect(),
+                    are_all: true,
                 })
                 .expect("eight GPUs");
             let left =

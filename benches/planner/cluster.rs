@@ -65,6 +65,7 @@ impl FullCluster {
                 .apply(DevicesReported {
                     node: name.clone(),
                     devices: (0..GPUS).map(|g| h100(uuid(n, g), g as usize, Some(0))).collect(),
+                    are_all: true,
                 })
                 .expect("eight GPUs");
         }

@@ -164,6 +164,7 @@ impl LedgerRace {
                     key: pod.key.clone(),
                     demand: pod.demand.clone(),
                     waiting: ObservedWaiting::default(),
+                    disruption: None,
                 };
                 let snapshot = ledger.apply(FilterAsked(request)).snapshot;
                 if let Some(view) = snapshot.node(name.as_str()).filter(|view| !view.devices.is_empty()) {

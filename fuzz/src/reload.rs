@@ -30,7 +30,7 @@ pub fn report(data: &[u8]) {
         }
         let before = cluster.node(&node).map(|node| Arc::clone(&node.devices));
         let Some(devices) = validate::devices(&report) else { return };
-        match cluster.apply(DevicesReported { node: node.clone(), devices }) {
+        match cluster.apply(DevicesReported { node: node.clone(), devices, are_all: true }) {
             Ok(_) => {
                 let reading = report.reading(NOW, fresh);
                 reading.map(|reading| cluster.apply(ReadingReported { node, reading }));

@@ -32,7 +32,7 @@ pub fn inputs() -> Vec<Input> {
     for number in 0..2 {
         let (node, devices) = (name(number), (0..GPUS).map(|index| device(number, 0, index, 0)).collect());
         inputs.push(NodeObserved::new(node.clone(), NodeKind::Stowage).into());
-        inputs.push(DevicesReported { node, devices }.into());
+        inputs.push(DevicesReported { node, devices, are_all: true }.into());
     }
     for number in 0..PODS {
         let mut pod = pod(uid(number).as_str(), number, 10 + number);
@@ -66,7 +66,7 @@ pub fn uid(number: u8) -> PodUid {
 pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
     let pod = cluster.pod_state(uid)?;
     let (key, demand) = (pod.key.clone(), pod.demand.clone());
-    Some(VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default() })
+    Some(VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default(), disruption: None })
 }
 
 /// Asks about every pod, binds what fits and takes what waits. `may_overcommit` if what was bound before may be more than the

@@ -153,7 +153,7 @@ impl<'q> Trial<'q> {
         let node = self.observe(template, name, gpus, unnamed(NodeKind::Stowage));
         let devices = self.setting.template(template).devices(&node, gpus);
         let reading = idle(&devices);
-        let reported = self.cluster.apply(DevicesReported { node: node.clone(), devices });
+        let reported = self.cluster.apply(DevicesReported { node: node.clone(), devices, are_all: true });
         debug_assert!(reported.is_ok(), "a template has no more GPUs than a node may");
         self.cluster.apply(ReadingReported { node, reading });
     }
@@ -176,6 +176,7 @@ impl<'q> Trial<'q> {
             key: pod.key.clone(),
             demand: pod.demand.clone(),
             waiting: ObservedWaiting::default(),
+            disruption: None,
         };
         let view = DecisionView::take(&mut self.cluster, request);
         let (accepted, mut obstacles) = self.by_filters(pod, offered);

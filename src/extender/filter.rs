@@ -43,7 +43,10 @@ impl UnreadablePod {
 pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
     let (uid, key) = objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
-        Ok(demand) => Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod) })),
+        Ok(demand) => {
+            let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
+            Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption }))
+        }
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(UnreadablePod { uid, key, error })),
     }

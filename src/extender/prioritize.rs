@@ -72,8 +72,8 @@ pub fn prioritize_claims<'a>(
     let (uid, key) =
         objects::identity(&args.pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let demand = objects::claims_demand(&args.pod, |traits| extender.service.classify(traits));
-    let request = VerbRequest { uid, key, demand, waiting: objects::waiting(&args.pod) };
     // The ledger keeps no trace of the pod: its devices are kube-scheduler's to count.
+    let request = VerbRequest { uid, key, demand, waiting: objects::waiting(&args.pod), disruption: None };
     let (view, asked) = ask(extender, request);
     if view.policy.mode == Mode::Shadow {
         count("not-ranked");

@@ -110,7 +110,8 @@ pub fn filter_unclear<'a>(
     // Its bind finds it in the ledger.
     let demand = objects::worst_case(pod, &extender.service.cluster().policy().clone());
     let waiting = ObservedWaiting::default();
-    let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting };
+    let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
+    let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting, disruption };
     extender.service.cluster().apply(LetThrough(request));
     let subject = ShadowSubject { uid, key, verb: "filter", policy };
     record(extender, subject, ShadowOutcome::WouldReject, error.to_string(), passed_on(nodes));

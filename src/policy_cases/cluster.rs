@@ -60,11 +60,11 @@ pub fn uid(name: &str) -> PodUid {
 pub fn request(uid: PodUid, demand: Demand) -> VerbRequest {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
-    VerbRequest { uid, key, demand, waiting: ObservedWaiting::default() }
+    VerbRequest { uid, key, demand, waiting: ObservedWaiting::default(), disruption: None }
 }
 
 pub fn wait(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
-    let VerbRequest { uid, key, demand, waiting } = request(uid.clone(), demand.clone());
+    let VerbRequest { uid, key, demand, waiting, .. } = request(uid.clone(), demand.clone());
     let state = ObservedPhase::Waiting(waiting);
     cluster.apply(PodObserved(PodObservation { uid, key, demand, state, observed: None }));
 }
@@ -124,7 +124,7 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
         ..NodeObserved::new(name.clone(), kind)
     });
     ledger
-        .apply(DevicesReported { node: name.clone(), devices })
+        .apply(DevicesReported { node: name.clone(), devices, are_all: true })
         .expect("the node is there, and its GPUs are not too many");
     Ok(())
 }

@@ -7,7 +7,6 @@ use super::figures::{self, Figures};
 use crate::ids::NodeName;
 use crate::scheduling::verbs::Input;
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
@@ -44,7 +43,7 @@ pub enum Line {
 /// The latest report of each node, since the segment began.
 #[derive(Debug, Default)]
 pub struct LatestReports {
-    devices: FxHashMap<NodeName, Vec<Device>>,
+    devices: FxHashMap<NodeName, DevicesReported>,
     readings: FxHashMap<NodeName, KnownReading>,
 }
 
@@ -71,7 +70,7 @@ impl LatestReports {
             Entry::Input(numbered) => numbered,
         };
         match input {
-            Input::DevicesReported(report) if self.devices.get(&report.node) == Some(&report.devices) => {
+            Input::DevicesReported(report) if self.devices.get(&report.node) == Some(&report) => {
                 Line::SameDevices { n, node: report.node }
             }
             Input::ReadingReported(report) => match self.difference(&report) {
@@ -103,8 +102,8 @@ impl LatestReports {
                 return Ok(Entry::Input(numbered));
             }
             Line::SameDevices { n, node } => {
-                let devices = self.devices.get(&node).cloned().ok_or(NothingToRepeat(node.clone()))?;
-                (n, DevicesReported { node, devices }.into())
+                let report = self.devices.get(&node).cloned().ok_or(NothingToRepeat(node))?;
+                (n, report.into())
             }
             Line::SameReading { n, node, sampled, seen } => {
                 let mut reading = self.latest(&node).ok_or(NothingToRepeat(node.clone()))?;
@@ -127,7 +126,7 @@ impl LatestReports {
     fn note(&mut self, input: &Input) {
         match input {
             Input::DevicesReported(report) => {
-                self.devices.insert(report.node.clone(), report.devices.clone());
+                self.devices.insert(report.node.clone(), DevicesReported::clone(report));
             }
             Input::ReadingReported(report) => {
                 let known =

@@ -6,7 +6,7 @@ use crate::served::{
     uid_of,
 };
 use serde_json::{Value, json};
-use stowage::kubernetes::port::PodEventReason;
+use stowage::kubernetes::port::{BindOutcome, PodEventReason};
 use stowage::scheduling::ledger::PodPhase;
 use stowage::scheduling::verbs::tick::Tick;
 use stowage::scheduling::verbs::wait::EvictionsOrdered;
@@ -311,6 +311,60 @@ fn preempt_never_evicts_a_non_preemptible_pod_or_one_of_equal_or_higher_priority
     meek["spec"]["preemptionPolicy"] = json!("Never");
     assert_eq!(preempt(&served, &meek, &[("node-a", &[&victims[0]])]), json!({}));
     assert_eq!(served.control_plane.holds.lock().len(), 0);
+}
+
+/// Bound through this replica, and not shown by the watch yet.
+fn just_bound(served: &Served, pod: &Value, node: &str) {
+    served.control_plane.binds.lock().push_back(BindOutcome::Written);
+    assert_eq!(served.passed(pod, &[node]), [node]);
+    assert_eq!(served.bind(pod, node), "");
+}
+
+#[test]
+fn what_a_request_shows_protects_a_pod_from_eviction_before_the_watch_shows_it() {
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let batch = |name: &str| priority(pod(name, "50Gi"), -10);
+    let mut kept = batch("kept");
+    kept["metadata"]["annotations"] = json!({ "karpenter.sh/do-not-disrupt": "true" });
+    for (victim, is_chosen) in [(batch("plain"), true), (kept, false)] {
+        let served = ServedCluster::of(&[("node-a", 1)]).with([urgent.clone()]).serve();
+        just_bound(&served, &victim, "node-a");
+        let chosen = preempt(&served, &urgent, &[("node-a", &[&victim])]);
+        assert_eq!(chosen != json!({}), is_chosen, "{victim}");
+    }
+}
+
+#[test]
+fn what_a_request_shows_keeps_a_group_whole_before_the_watch_shows_it() {
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let [mut here, mut there] = ["here", "there"].map(|name| priority(pod(name, "50Gi"), -10));
+    for is_group in [false, true] {
+        for member in [&mut here, &mut there] {
+            member["metadata"]["labels"] =
+                if is_group { json!({ "stowage.dev/group": "g" }) } else { json!({}) };
+        }
+        let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)]).with([urgent.clone()]).serve();
+        just_bound(&served, &here, "node-a");
+        just_bound(&served, &there, "node-b");
+        let chosen = preempt(&served, &urgent, &[("node-a", &[&here])]);
+        assert_eq!(
+            chosen == json!({}),
+            is_group,
+            "kube-scheduler evicts on one node, and the group is on two"
+        );
+    }
+}
+
+#[test]
+fn what_the_watch_shows_counts_before_what_a_later_request_shows() {
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let mut outdated = priority(pod("batch", "50Gi"), -10);
+    outdated["metadata"]["annotations"] = json!({ "karpenter.sh/do-not-disrupt": "true" });
+    let served = ServedCluster::of(&[("node-a", 1)]).with([urgent.clone()]).serve();
+    let current = priority(pod("batch", "50Gi"), -10);
+    served.show(&current);
+    just_bound(&served, &outdated, "node-a");
+    assert_ne!(preempt(&served, &urgent, &[("node-a", &[&current])]), json!({}));
 }
 
 #[test]

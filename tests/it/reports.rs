@@ -5,6 +5,7 @@ use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on
 use serde_json::{Value, json};
 use stowage::kubernetes::port::PodEventReason;
 use stowage::service::Tenure;
+use stowage::units::Bytes;
 
 fn served() -> Served {
     ServedCluster::of(&[("node-a", 2)])
@@ -34,6 +35,22 @@ fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
 fn with(mut report: Value, edit: impl FnOnce(&mut Value)) -> Value {
     edit(&mut report);
     report
+}
+
+#[test]
+fn a_gpu_that_could_not_be_read_is_not_lost() {
+    let tenant = on(pod("tenant", "40Gi"), "node-a", &[2], 40 << 30);
+    let mut cluster = ServedCluster::of(&[]).with([tenant]);
+    cluster.nodes.push(node("node-a"));
+    let served = cluster.serve();
+    let mut unread = report("node-a", "boot", 1, 2);
+    unread["missing"] = json!([{ "part": "gpus", "reason": "GPU 2: no answer" }]);
+    assert_eq!(served.report(unread).status, 200);
+    assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2], "it may have any name");
+    assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
+    assert_eq!(served.charged("node-a"), [Bytes::ZERO; 2], "it is lost, with its pod");
+    assert_eq!(served.report(report("node-a", "boot", 3, 3)).status, 200);
+    assert_eq!(served.charged("node-a"), [Bytes::ZERO, Bytes::ZERO, Bytes::gib(40)]);
 }
 
 #[test]

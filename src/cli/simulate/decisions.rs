@@ -1,22 +1,22 @@
 //! `stowage simulate decisions`: sequences by seed until one fails, the seeds end, the time does, or someone interrupts. The
 //! simulation is in `lab::simulate::decisions`.
 
-use super::faults::{OutputFormat, SeedRange, minutes};
+use super::campaign::{OutputFormat, Reproduction, SeedRange, exit_code, limit, minutes, print};
 use super::progress;
+use crate::lab::campaign::{CampaignResult, CampaignRules};
 use crate::lab::simulate::decisions::shrink::shrink;
 use crate::lab::simulate::decisions::step::StepKind;
 use crate::lab::simulate::decisions::tally::DecisionTally;
 use crate::lab::simulate::decisions::{DecisionSequence, MOST_NODES, STEPS, play, play_aloud};
 use anyhow::Result;
 use clap::Args;
-use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 #[derive(Debug, Args)]
 #[command(after_help = step_list())]
@@ -59,11 +59,12 @@ fn step_list() -> String {
     format!("Kinds of steps:\n{}", StepKind::ALL.iter().map(line).collect::<String>())
 }
 
+/// A sequence that failed: its step, and why.
+type Failure = (DecisionSequence, u32, String);
+
 /// What was reached.
 struct Reached {
     tally: DecisionTally,
-    /// The first sequence, in order, that was seen to fail: its step, and why.
-    failed: Option<(DecisionSequence, u32, String)>,
     took: Duration,
     jobs: usize,
     is_interrupted: bool,
@@ -92,30 +93,20 @@ struct FailedSequence {
     seed: u64,
     step: u32,
     broken: String,
-    reproduce: String,
-    /// The same after it was made smaller.
-    smallest: String,
+    #[serde(flatten)]
+    again: Reproduction,
 }
 
 impl SimulateDecisionsArgs {
     pub fn run(self) -> Result<ExitCode> {
-        if self.history && self.seeds.first != self.seeds.last {
-            anyhow::bail!("--history prints one sequence; write --seeds {}", self.seeds.first);
-        }
         if self.history {
-            return self.print_history();
+            return self.print_history(self.seeds.only("sequence")?);
         }
-        let reached = self.play_all();
-        let failed = reached.failed.as_ref().map(FailedSequence::of);
-        let code = if failed.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-        let mut out = std::io::stdout().lock();
-        match self.output {
-            OutputFormat::Json => {
-                writeln!(out, "{}", serde_json::to_string_pretty(&page(&reached, failed))?)?;
-            }
-            OutputFormat::Text => write!(out, "{}", text(&reached, failed.as_ref()))?,
-        }
-        Ok(code)
+        let (reached, failed) = self.play_all();
+        let failed = failed.as_ref().map(FailedSequence::of);
+        let (has_failed, text) = (failed.is_some(), text(&reached, failed.as_ref()));
+        print(self.output, &page(&reached, failed), &text)?;
+        Ok(exit_code(has_failed))
     }
 
     fn sequence_of(&self, seed: u64) -> DecisionSequence {
@@ -123,59 +114,35 @@ impl SimulateDecisionsArgs {
         DecisionSequence { steps, nodes, without, ..DecisionSequence::of(seed) }
     }
 
-    fn play_all(&self) -> Reached {
-        let began = Instant::now();
-        let limit = self.minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)));
+    fn play_all(&self) -> (Reached, Option<Failure>) {
         let interrupted = interruption();
-        let bar = progress((self.seeds.last - self.seeds.first).saturating_add(1));
-        let (begun, has_failed) = (AtomicU64::new(0), AtomicBool::new(false));
-        let reached = Mutex::new((DecisionTally::default(), None::<(DecisionSequence, u32, String)>));
-        let next = || {
-            let is_over = has_failed.load(Ordering::Relaxed)
-                || interrupted.load(Ordering::Relaxed)
-                || limit.is_some_and(|limit| began.elapsed() >= limit);
-            let seed = self.seeds.first.checked_add(begun.fetch_add(1, Ordering::Relaxed))?;
-            (!is_over && seed <= self.seeds.last).then_some(seed)
+        let rules = CampaignRules {
+            jobs: self.jobs.map(usize::from),
+            limit: limit(self.minutes),
+            interrupted: Some(&interrupted),
         };
-        let work = || {
-            while let Some(seed) = next() {
-                let sequence = self.sequence_of(seed);
-                let result = play(&sequence);
-                let mut reached = reached.lock();
-                reached.0 += &result.tally;
-                bar.set_position(reached.0.sequences);
-                if let Some((step, why)) = result.broken {
-                    has_failed.store(true, Ordering::Relaxed);
-                    let is_first = reached.1.as_ref().is_none_or(|(failed, ..)| seed < failed.seed);
-                    reached.1 = if is_first { Some((sequence, step, why)) } else { reached.1.take() };
-                }
-            }
+        let bar = progress(self.seeds.count());
+        let play = |sequence: DecisionSequence| {
+            let result = play(&sequence);
+            (result.tally, result.broken.map(|(step, why)| (sequence, step, why)))
         };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let jobs = self.jobs.map_or(cores, usize::from);
-        std::thread::scope(|scope| {
-            for _ in 0..jobs {
-                scope.spawn(work);
-            }
-        });
+        let sequences = self.seeds.all().map(|seed| self.sequence_of(seed));
+        let seen = |tally: &DecisionTally| bar.set_position(tally.sequences);
+        let CampaignResult { tally, failed, took } = rules.play_all(sequences, play, seen);
         bar.finish_and_clear();
-        let (tally, failed) = reached.into_inner();
         let is_interrupted = interrupted.load(Ordering::Relaxed);
-        Reached { tally, failed, took: began.elapsed(), jobs, is_interrupted }
+        (Reached { tally, took, jobs: rules.jobs(), is_interrupted }, failed)
     }
 
-    fn print_history(&self) -> Result<ExitCode> {
-        let result = play_aloud(&self.sequence_of(self.seeds.first));
+    fn print_history(&self, seed: u64) -> Result<ExitCode> {
+        let result = play_aloud(&self.sequence_of(seed));
         let mut out = std::io::stdout().lock();
         result.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
         writeln!(out, "\n{}", result.tally)?;
-        match result.broken {
-            None => Ok(ExitCode::SUCCESS),
-            Some((step, why)) => {
-                writeln!(out, "step {step} is wrong: {why}")?;
-                Ok(ExitCode::FAILURE)
-            }
+        if let Some((step, why)) = &result.broken {
+            writeln!(out, "step {step} is wrong: {why}")?;
         }
+        Ok(exit_code(result.broken.is_some()))
     }
 }
 
@@ -197,16 +164,11 @@ fn interruption() -> Arc<AtomicBool> {
 }
 
 impl FailedSequence {
-    fn of((sequence, step, broken): &(DecisionSequence, u32, String)) -> Self {
+    fn of((sequence, step, broken): &Failure) -> Self {
         let command =
             |sequence: &DecisionSequence| format!("stowage simulate decisions {}", sequence.arguments());
-        Self {
-            seed: sequence.seed,
-            step: *step,
-            broken: broken.clone(),
-            reproduce: command(sequence),
-            smallest: command(&shrink(sequence)),
-        }
+        let again = Reproduction { reproduce: command(sequence), smallest: command(&shrink(sequence)) };
+        Self { seed: sequence.seed, step: *step, broken: broken.clone(), again }
     }
 }
 
@@ -240,11 +202,8 @@ fn text(reached: &Reached, failed: Option<&FailedSequence>) -> String {
     }
     match failed {
         None => text += "every answer was right\n",
-        Some(FailedSequence { seed, step, broken, reproduce, smallest }) => {
-            text += &format!("seed {seed}, step {step} is wrong: {broken}\nplay it again: {reproduce}\n");
-            if smallest != reproduce {
-                text += &format!("smaller: {smallest}\n");
-            }
+        Some(FailedSequence { seed, step, broken, again }) => {
+            text += &format!("seed {seed}, step {step} is wrong: {broken}\n{}", again.text());
         }
     }
     text
@@ -261,12 +220,14 @@ mod tests {
             seed: 7,
             step: 39,
             broken: "pod 3 is refused node 0, where it fits".into(),
-            reproduce: format!("stowage simulate decisions {}", sequence.arguments()),
-            smallest: "stowage simulate decisions --seeds 7 --steps 12 --nodes 1 --without plan".into(),
+            again: Reproduction {
+                reproduce: format!("stowage simulate decisions {}", sequence.arguments()),
+                smallest: "stowage simulate decisions --seeds 7 --steps 12 --nodes 1 --without plan".into(),
+            },
         };
         let tally = DecisionTally { filter: 30, bind: 10, world_nodes: 80, ..DecisionTally::default() };
         let took = Duration::from_secs(2);
-        let reached = Reached { tally, failed: None, took, jobs: 2, is_interrupted: false };
+        let reached = Reached { tally, took, jobs: 2, is_interrupted: false };
         let text = text(&reached, Some(&failed));
         assert!(text.contains("40 decisions in"), "{text}");
         assert!(text.contains("in worlds of 2.0 nodes"), "{text}");

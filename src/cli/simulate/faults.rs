@@ -1,8 +1,10 @@
 //! `stowage simulate faults`: histories by seed until one fails, the seeds end, or the time does. The simulation is in
 //! `lab::faults`.
 
+use super::campaign::{OutputFormat, Reproduction, SeedRange, exit_code, limit, minutes, print};
 use super::progress;
-use crate::lab::faults::campaign::{CampaignResult, play_all};
+use crate::lab::campaign::CampaignResult;
+use crate::lab::faults::campaign::play_all;
 use crate::lab::faults::fault::FaultKind;
 use crate::lab::faults::planted::PlantedBug;
 use crate::lab::faults::shrink::shrink;
@@ -14,7 +16,6 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// How long a failing history is made smaller, unless `--shrink` says otherwise.
@@ -56,46 +57,6 @@ pub struct SimulateFaultsArgs {
     output: OutputFormat,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum OutputFormat {
-    Text,
-    Json,
-}
-
-/// `7`, or `0..9999`, both ends included: far more than other simulations need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SeedRange {
-    pub first: u64,
-    pub last: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadSeedRange {
-    #[error("write a whole number, or two with .. between them, such as 0..9999")]
-    Malformed,
-    #[error("{first} is larger than {last}; write {last}..{first}")]
-    Backwards { first: u64, last: u64 },
-}
-
-impl FromStr for SeedRange {
-    type Err = BadSeedRange;
-
-    fn from_str(text: &str) -> Result<Self, BadSeedRange> {
-        let (first, last) = text.split_once("..").unwrap_or((text, text));
-        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeedRange::Malformed);
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last { Err(BadSeedRange::Backwards { first, last }) } else { Ok(Self { first, last }) }
-    }
-}
-
-pub(super) fn minutes(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(0) => Err("no history ends within 0 minutes; write 1 or more, or leave --minutes out".into()),
-        Ok(minutes) => Ok(minutes),
-        Err(_) => Err("write a whole number of minutes, such as 10".into()),
-    }
-}
-
 fn fault_list() -> String {
     let line = |kind: &FaultKind| format!("  {:<18} {}\n", kind.name(), kind.what());
     format!("Kinds of faults:\n{}", FaultKind::ALL.iter().map(line).collect::<String>())
@@ -125,9 +86,8 @@ struct FaultsOutput {
 struct FailedHistory {
     seed: u64,
     broken: Vec<String>,
-    reproduce: String,
-    /// The same after it was made smaller.
-    smallest: String,
+    #[serde(flatten)]
+    again: Reproduction,
 }
 
 impl FailedHistory {
@@ -135,35 +95,26 @@ impl FailedHistory {
     fn of(history: &History, broken: Vec<String>, within: Duration) -> Self {
         let command = |history: &History| format!("stowage simulate faults {}", history.arguments());
         let smallest = if within.is_zero() { history.clone() } else { shrink(history, within) };
-        Self { seed: history.seed, broken, reproduce: command(history), smallest: command(&smallest) }
+        let again = Reproduction { reproduce: command(history), smallest: command(&smallest) };
+        Self { seed: history.seed, broken, again }
     }
 }
 
 impl SimulateFaultsArgs {
     pub fn run(self) -> Result<ExitCode> {
-        if self.history && self.seeds.first != self.seeds.last {
-            anyhow::bail!("--history prints one history; write --seeds {}", self.seeds.first);
-        }
         if self.history {
-            return self.print_history();
+            return self.print_history(self.seeds.only("history")?);
         }
-        let histories = (self.seeds.first..=self.seeds.last).map(|seed| self.history_of(seed));
-        let bar = progress((self.seeds.last - self.seeds.first).saturating_add(1));
-        let limit = self.minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)));
+        let histories = self.seeds.all().map(|seed| self.history_of(seed));
+        let bar = progress(self.seeds.count());
         let CampaignResult { tally, failed, took } =
-            play_all(histories, limit, |played| bar.set_position(played));
+            play_all(histories, limit(self.minutes), |played| bar.set_position(played));
         bar.finish_and_clear();
         let within = Duration::from_secs(self.shrink);
         let failed = failed.map(|(history, run)| FailedHistory::of(&history, run.broken, within));
-        let code = if failed.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-        let mut out = std::io::stdout().lock();
-        match self.output {
-            OutputFormat::Json => {
-                writeln!(out, "{}", serde_json::to_string_pretty(&page(&tally, took, failed))?)?;
-            }
-            OutputFormat::Text => write!(out, "{}", text(&tally, took, failed.as_ref()))?,
-        }
-        Ok(code)
+        let (has_failed, text) = (failed.is_some(), text(&tally, took, failed.as_ref()));
+        print(self.output, &page(&tally, took, failed), &text)?;
+        Ok(exit_code(has_failed))
     }
 
     fn history_of(&self, seed: u64) -> History {
@@ -171,13 +122,13 @@ impl SimulateFaultsArgs {
         History { steps: self.steps, without, planted: self.planted, ..History::of(seed) }
     }
 
-    fn print_history(&self) -> Result<ExitCode> {
-        let run = play(&self.history_of(self.seeds.first));
+    fn print_history(&self, seed: u64) -> Result<ExitCode> {
+        let run = play(&self.history_of(seed));
         let mut out = std::io::stdout().lock();
         run.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
         writeln!(out, "\n{}", run.tally)?;
         run.broken.iter().try_for_each(|broken| writeln!(out, "broken: {broken}"))?;
-        Ok(if run.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(exit_code(!run.broken.is_empty()))
     }
 }
 
@@ -207,13 +158,8 @@ fn text(tally: &FaultTally, took: Duration, failed: Option<&FailedHistory>) -> S
     );
     match failed {
         None => text += "every history kept every promise\n",
-        Some(failed) => {
-            let FailedHistory { seed, broken, reproduce, smallest } = failed;
-            text +=
-                &format!("seed {seed} broke a promise: {}\nplay it again: {reproduce}\n", broken.join("; "));
-            if smallest != reproduce {
-                text += &format!("smaller: {smallest}\n");
-            }
+        Some(FailedHistory { seed, broken, again }) => {
+            text += &format!("seed {seed} broke a promise: {}\n{}", broken.join("; "), again.text());
         }
     }
     text
@@ -224,14 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_of_seeds_that_cannot_be_played_says_what_to_write() {
-        let range = |text: &str| text.parse::<SeedRange>();
-        assert_eq!(range("7"), Ok(SeedRange { first: 7, last: 7 }));
-        assert_eq!(range("0..99999"), Ok(SeedRange { first: 0, last: 99_999 }));
-        assert_eq!(range("9..3").unwrap_err().to_string(), "9 is larger than 3; write 3..9");
-        assert_eq!(range("a..3"), Err(BadSeedRange::Malformed));
-        assert!(minutes("0").unwrap_err().contains("1 or more"));
-        assert_eq!(minutes("5"), Ok(5));
+    fn a_kind_of_fault_that_there_is_not_is_answered_with_those_that_there_are() {
         let unknown = "kil".parse::<FaultKind>().unwrap_err().to_string();
         assert!(unknown.contains("\"kil\"") && unknown.contains("kill, restart"), "{unknown}");
     }

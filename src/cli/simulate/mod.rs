@@ -1,6 +1,7 @@
 //! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; this file
 //! has their list, and what they share: reading traces, seeds, and parallel runs.
 
+mod campaign;
 mod decisions;
 mod faults;
 mod packing;

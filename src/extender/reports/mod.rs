@@ -184,6 +184,7 @@ fn apply(
         }
         // A report without GPUs keeps the known ones.
         let Some(devices) = validate::devices(report) else { return Ok(machine) };
+        let are_all = validate::lists_all_gpus(report);
         let before = devices_of(&ledger, node);
         // What is recorded is kept for a moment: by the names that the ledger has it keeps nothing of the report in memory.
         let is_recorded = extender.service.recording().is_some_and(RecordingTap::is_recording);
@@ -198,10 +199,12 @@ fn apply(
             reading
         });
         let waiting =
-            ledger.apply(DevicesReported { node: node.clone(), devices }).map_err(|error| match error {
-                DevicesRefused::UnknownNode => unknown(),
-                DevicesRefused::TooMany(devices) => {
-                    ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
+            ledger.apply(DevicesReported { node: node.clone(), devices, are_all }).map_err(|error| {
+                match error {
+                    DevicesRefused::UnknownNode => unknown(),
+                    DevicesRefused::TooMany(devices) => {
+                        ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
+                    }
                 }
             })?;
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);

@@ -122,6 +122,11 @@ pub fn devices(report: &NodeReport) -> Option<Vec<Device>> {
     Some(placeable(gpus).into_iter().map(device).collect())
 }
 
+/// Whether the agent left no GPU out because it could not read it.
+pub fn lists_all_gpus(report: &NodeReport) -> bool {
+    report.gpus.is_some() && report.missing.iter().all(|missing| missing.part != ReportPart::Gpus)
+}
+
 /// A GPU that left between two samples may still be named by its engine.
 fn keep_listed(engine: &mut EngineReport, listed: &[GpuReport]) {
     match &engine.gpus[..] {

@@ -89,7 +89,7 @@ const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) ->
 }
 
 /// The pod's disruption info; ages are computed by wall time, `now`.
-pub(super) fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
+pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     let (group, group_size) = group(pod).unzip();
     ObservedDisruptionInfo {
         disruption_info: DisruptionInfo {

@@ -22,6 +22,7 @@ pub use conditions::{
     without_our_gate,
 };
 pub use disruption_budget::budget;
+pub use disruption_info::observed as disruption;
 pub use images::{node_images, start_progress};
 pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,

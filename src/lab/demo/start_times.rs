@@ -228,7 +228,7 @@ impl Starts {
             starts
                 .service
                 .cluster()
-                .apply(DevicesReported { node, devices })
+                .apply(DevicesReported { node, devices, are_all: true })
                 .map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         }
         starts.service.lead_from_the_start();

@@ -49,7 +49,7 @@ pub fn add_node(
     let node = shown.name.clone();
     cluster.apply(shown);
     let devices = (0..).zip(gpus).map(device).collect();
-    let reported = cluster.apply(DevicesReported { node, devices });
+    let reported = cluster.apply(DevicesReported { node, devices, are_all: true });
     debug_assert!(reported.is_ok(), "a simulated node has no more GPUs than a node may");
 }
 

@@ -67,7 +67,7 @@ impl ClosedLoop<'_> {
         let reservation = state.reservation().cloned();
         let waiting = ObservedWaiting { reservation, ..ObservedWaiting::default() };
         let (key, demand) = (state.key.clone(), state.demand.clone());
-        let request = VerbRequest { uid: uid.clone(), key, demand, waiting };
+        let request = VerbRequest { uid: uid.clone(), key, demand, waiting, disruption: None };
         let view = self.cluster.apply(FilterAsked(request));
         let filters = self.cluster.kube_filters().snapshot();
         let query = filters.wants(uid).map(|wants| filters.ask(Some(uid), wants));

@@ -70,6 +70,7 @@ impl Recorded {
             key: key(name),
             demand,
             waiting: ObservedWaiting::default(),
+            disruption: None,
         });
         self.note(asked.clone());
         let view = self.cluster.apply(asked);

@@ -29,6 +29,15 @@ pub enum Violation {
     GroupsDiffer { group: GroupKey, booked: usize, shown: usize },
 }
 
+/// A node's GPUs.
+#[derive(Clone, Copy)]
+struct NodeGpus<'a> {
+    name: &'a NodeName,
+    devices: &'a [Device],
+    /// The agent has listed all that there are: others are lost.
+    are_all: bool,
+}
+
 /// One pod's charge on one GPU.
 struct GpuCharge<'a> {
     entry: &'a PodState,
@@ -49,13 +58,12 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (name, node) in ledger.node_states() {
         let pod_states = by_node.remove(name).unwrap_or_default();
+        let gpus = NodeGpus { name, devices: &node.devices, are_all: ledger.lists_all_devices(name) };
         for (place, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(&ledger.policy().headroom);
-            let parts: Vec<GpuCharge<'_>> = pod_states
-                .values()
-                .filter_map(|entry| part(entry, name, device, capacity, &node.devices))
-                .collect();
-            let held = held(&pod_states, name, device, capacity, &node.devices);
+            let parts: Vec<GpuCharge<'_>> =
+                pod_states.values().filter_map(|entry| part(entry, gpus, device, capacity)).collect();
+            let held = held(&pod_states, gpus, device, capacity);
             let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
             let booked = node.gpus[place].charged;
             if booked != added_up {
@@ -150,17 +158,21 @@ fn check_devices(
 
 fn part<'a>(
     entry: &'a PodState,
-    node: &NodeName,
+    node: NodeGpus<'_>,
     device: &Device,
     capacity: Bytes,
-    devices: &[Device],
 ) -> Option<GpuCharge<'a>> {
-    if entry.node() != Some(node) || entry.demand.asks_plugin() {
+    if entry.node() != Some(node.name) || entry.demand.asks_plugin() {
         return None;
     }
     let named = entry.devices().map(|uuids| uuids.iter().collect::<Vec<_>>()).unwrap_or_default();
-    let mut distinct: Vec<_> =
-        named.iter().filter_map(|uuid| devices.iter().find(|d| is_named(d, uuid))).map(|d| &d.uuid).collect();
+    let mut distinct: Vec<&GpuUuid> = named
+        .iter()
+        .filter_map(|uuid| {
+            let found = node.devices.iter().find(|device| is_named(device, uuid));
+            found.map(|device| &device.uuid).or_else(|| node.has_lost(uuid).then_some(*uuid))
+        })
+        .collect();
     distinct.sort_unstable();
     distinct.dedup();
     let placed = !named.is_empty() && distinct.len() == named.len();
@@ -176,15 +188,14 @@ fn part<'a>(
 /// exists keeps nothing.
 fn held(
     pod_states: &BTreeMap<&PodUid, &PodState>,
-    node: &NodeName,
+    node: NodeGpus<'_>,
     device: &Device,
     capacity: Bytes,
-    devices: &[Device],
 ) -> Bytes {
-    let exists = |uuid: &GpuUuid| devices.iter().any(|device| is_named(device, uuid));
+    let exists = |uuid: &GpuUuid| node.devices.iter().any(|device| is_named(device, uuid));
     let holders = pod_states.values().filter_map(|entry| Some((entry, entry.reservation()?)));
     let here = holders.filter(|(_, reservation)| {
-        reservation.node == *node
+        reservation.node == *node.name
             && reservation.devices.iter().any(|uuid| is_named(device, uuid))
             && reservation.devices.iter().all(exists)
     });
@@ -194,11 +205,20 @@ fn held(
             Sharing::Shared => entry.demand.per_gpu,
         };
         let victims = reservation.victims.iter().filter_map(|uid| pod_states.get(uid));
-        // A victim whose record names GPUs that are gone is counted on all GPUs, as everywhere.
-        let still_there = victims.filter_map(|victim| part(victim, node, device, capacity, devices));
+        // A victim of which it is not certain on which GPUs it is is counted on all of them, as everywhere.
+        let still_there = victims.filter_map(|victim| part(victim, node, device, capacity));
         wanted(holder).minus(still_there.map(|part| part.amount).sum())
     })
     .sum()
+}
+
+impl NodeGpus<'_> {
+    /// Whether the GPU is none of those that the node has, and none that was cut. A slice may be of any card.
+    fn has_lost(&self, uuid: &GpuUuid) -> bool {
+        let is_card = uuid.index().is_none() && !uuid.as_str().starts_with("MIG-");
+        let is_cut = |device: &Device| device.parent.as_ref() == Some(uuid);
+        self.are_all && is_card && !self.devices.iter().any(is_cut)
+    }
 }
 
 /// Whether `name` means this device, by its UUID or, without one, by its index.

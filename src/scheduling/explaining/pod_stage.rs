@@ -61,7 +61,10 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
 fn granted(facts: &Facts) -> Bytes {
     let demand = facts.demand();
     let on = |node: &Node| match &facts.reserved_placement {
-        Some((_, Ok(gpus))) if facts.entry.devices().is_some() => {
+        // Of GPUs that are lost it is not known what they have.
+        Some((_, Ok(gpus)))
+            if facts.entry.devices().is_some() && gpus.iter().count() == demand.gpus as usize =>
+        {
             gpus.iter().map(|place| node.gpus[place].charge_for(demand.per_gpu, demand.sharing)).sum()
         }
         _ => demand.vram(),

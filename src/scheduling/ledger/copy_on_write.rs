@@ -173,7 +173,8 @@ mod tests {
         let key = key(&format!("pod-{n}"));
         let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
         let phase = PodPhase::Waiting(Box::default());
-        PodState { key, demand, disruption_info: Arc::default(), phase, starting: None, start: None }
+        let disruption_info = Arc::default();
+        PodState { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
     }
 
     fn filled(count: usize) -> PodMap {

@@ -3,7 +3,7 @@
 //! What is allocated on a device stays charged there whatever becomes of it.
 
 use super::Ledger;
-use super::node_state::DeviceReport;
+use super::node_state::{DeviceReport, NodeState};
 use super::pod_state::PodPhase;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::vocabulary::gpu::Device;
@@ -39,6 +39,19 @@ impl Ledger {
             self.adopt_reservations_on(name);
         }
         Ok(waiting)
+    }
+
+    /// Those that were reported are all that the node has: pods on others have none of these.
+    pub(in crate::scheduling) fn note_all_devices_listed(&mut self, name: &NodeName) {
+        if self.node_states.get(name).is_some_and(|node_state| !node_state.lists_all_devices()) {
+            self.node_states.open(name).note_all_devices_listed();
+            self.refresh(name);
+        }
+    }
+
+    /// Whether a report has listed all GPUs of the node that its machine has.
+    pub(in crate::scheduling) fn lists_all_devices(&self, name: &NodeName) -> bool {
+        self.node_states.get(name).is_some_and(NodeState::lists_all_devices)
     }
 
     /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one

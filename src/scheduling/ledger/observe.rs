@@ -174,9 +174,34 @@ impl Ledger {
             }
         };
         if let Some(observed) = &observation.observed {
+            self.note_watched(&uid);
             self.take_disruption_info(&uid, observed);
         }
         warning
+    }
+
+    /// Brings the ledger to what a request of kube-scheduler shows of a pod. What its eviction depends on counts until a watch has
+    /// shown the pod: a request may be older than the watch.
+    pub(in crate::scheduling) fn see_request(
+        &mut self,
+        observation: PodObservation,
+        disruption: Option<&ObservedDisruptionInfo>,
+    ) {
+        let (uid, is_new) = (observation.uid.clone(), !self.pod_states.contains(&observation.uid));
+        self.see(observation);
+        let Some(disruption) = disruption else { return };
+        if is_new {
+            self.pod_states.note(&uid, |pod_state| pod_state.is_unwatched = true);
+        }
+        if self.pod_states.get(&uid).is_some_and(|pod_state| pod_state.is_unwatched) {
+            self.take_disruption_info(&uid, disruption);
+        }
+    }
+
+    fn note_watched(&mut self, uid: &PodUid) {
+        if self.pod_states.get(uid).is_some_and(|pod_state| pod_state.is_unwatched) {
+            self.pod_states.note(uid, |pod_state| pod_state.is_unwatched = false);
+        }
     }
 
     /// What a pod shows of its disruption counts at once. No VRAM depends on it, so no node changes.
@@ -329,8 +354,10 @@ impl Ledger {
         let is_by_index = node_state.is_reported() && !bound.is_recorded();
         let disruption_info = Arc::default();
         let phase = PodPhase::Bound(bound);
-        let moved =
-            self.pod_states.put(&uid, PodState { key, demand, disruption_info, phase, starting, start });
+        let moved = self.pod_states.put(
+            &uid,
+            PodState { key, demand, disruption_info, is_unwatched: false, phase, starting, start },
+        );
         self.follow(&uid, &moved);
         self.forget_start_if_woken(&uid);
         // It was assumed here, and the watch is faster than the answer to its Binding.

@@ -25,6 +25,9 @@ pub struct PodState {
     pub demand: Demand,
     /// What its eviction would depend on, as it was last seen.
     pub disruption_info: Arc<DisruptionInfo>,
+    /// No watch has shown it: its disruption info is what kube-scheduler's requests show.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_unwatched: bool,
     pub phase: PodPhase,
     /// While its engine starts, until when no other may start on its GPUs.
     pub starting: Option<Moment>,
@@ -283,7 +286,8 @@ impl PodState {
     /// A pod that has just been observed without a node.
     pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
         let phase = PodPhase::Waiting(Box::new(WaitingPod { since: now, ..WaitingPod::default() }));
-        Self { key, demand, disruption_info: Arc::default(), phase, starting: None, start: None }
+        let disruption_info = Arc::default();
+        Self { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
     }
 
     /// The pod is about to be bound as `placement` says; until `starting` no other engine may start on its GPUs.

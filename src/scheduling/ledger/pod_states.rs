@@ -131,8 +131,10 @@ impl PodStates {
     /// Puts a pod in place of what was known of it, except for what its disruption depends on.
     pub(super) fn put(&mut self, uid: &PodUid, mut pod_state: PodState) -> PodMove {
         self.change(uid, |pods| {
-            pod_state.disruption_info =
-                pods.get(uid).map(|known| known.disruption_info.clone()).unwrap_or_default();
+            if let Some(known) = pods.get(uid) {
+                (pod_state.disruption_info, pod_state.is_unwatched) =
+                    (known.disruption_info.clone(), known.is_unwatched);
+            }
             pods.insert(uid.clone(), pod_state);
         })
     }

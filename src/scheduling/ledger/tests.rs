@@ -6,6 +6,7 @@ use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::testkit::{
     LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu,
 };
+use crate::scheduling::verbs::observe::DevicesReported;
 use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
@@ -238,6 +239,41 @@ fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
     assert_eq!(ledger.free_gib("n"), [32, 32]);
     ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
     assert_eq!(ledger.free_gib("n"), [72, 32]);
+}
+
+/// The agent of `n` lists its GPUs.
+fn list(ledger: &mut LedgerCluster, devices: Vec<Device>) {
+    ledger.apply(DevicesReported { node: node("n"), devices, are_all: true }).unwrap();
+}
+
+#[test]
+fn after_a_restart_pods_on_a_gpu_that_is_not_listed_are_charged_on_no_other() {
+    let mut ledger = LedgerCluster::empty(Policy::default());
+    observe_bound(&mut ledger, "lost", demand(40, Sharing::Shared, 0), Some(&["GPU-lost"]));
+    let over_two = Demand { gpus: 2, ..demand(10, Sharing::Shared, 0) };
+    observe_bound(&mut ledger, "half-lost", over_two, Some(&["GPU-b", "GPU-lost"]));
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
+    assert_eq!(ledger.free_gib("n"), [22, 22], "no agent says which GPUs there are");
+    list(&mut ledger, gpu_pair(Bytes::gib(80)));
+    assert_eq!(ledger.free_gib("n"), [72, 62]);
+    observe_bound(&mut ledger, "shown-late", demand(30, Sharing::Exclusive, 0), Some(&["GPU-lost"]));
+    assert_eq!(ledger.free_gib("n"), [72, 62]);
+    assert_eq!(ledger.totals().unplaced, 0, "their records say where they are");
+    list(&mut ledger, gpus(&["GPU-a", "GPU-b", "GPU-lost"]));
+    assert!(ledger.free_gib("n")[2] <= 22, "it comes back, and has its pods");
+}
+
+#[test]
+fn a_gpu_that_is_not_listed_and_may_be_there_is_not_lost() {
+    // A slice may be of any card, and a card that was cut has its pods still.
+    for named in ["MIG-slice", "GPU-card"] {
+        let mut ledger = LedgerCluster::empty(Policy::default());
+        observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&[named]));
+        ledger.set_node(&node("n"), NodeKind::Stowage, None);
+        let slice = Device { parent: Some(gpu("GPU-card")), ..gpus(&["MIG-other"])[0].clone() };
+        list(&mut ledger, vec![slice, gpus(&["GPU-a", "GPU-b"])[1].clone()]);
+        assert_eq!(ledger.free_gib("n"), [32, 32], "{named}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 pub(super) mod bench;
 pub(super) mod step;
 
-use crate::ids::{NodeName, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
@@ -13,7 +13,7 @@ use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::PluginShare;
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::scheduling::vocabulary::gpu::{Gpu, Health};
 use crate::scheduling::vocabulary::placement::Reservation;
 use bench::LedgerHistory;
 use proptest::prelude::*;
@@ -99,5 +99,25 @@ proptest! {
             entries.map(|(u, e)| (u.clone(), e.demand.clone(), e.node().cloned(), e.reservation().cloned())).collect()
         };
         prop_assert_eq!(pods(&rebuilt), pods(&bench.ledger));
+    }
+
+    #[test]
+    fn after_a_restart_pods_on_lost_gpus_are_charged_on_no_other(steps in prop::collection::vec(step(), 1..60), lost in 0u8..3) {
+        let steps = steps.iter().filter(|s| !matches!(s, LedgerStep::RemoveNode(_) | LedgerStep::Read(..) | LedgerStep::Spare(..) | LedgerStep::Learn));
+        let mut bench = LedgerHistory::new();
+        steps.for_each(|step| bench.apply(step));
+        (0..14).for_each(|pod| bench.apply(&LedgerStep::Confirm(pod)));
+        (0..14).for_each(|pod| drop(bench.ledger.begin_attempt(&uid(pod))));
+        bench.apply(&LedgerStep::LoseGpu(lost));
+        // What a lost GPU was reserved for ends with the next tick.
+        bench.apply(&LedgerStep::Tick(1));
+        let mut rebuilt = bench.rebuilt();
+        let left = |ledger: &mut Ledger| -> Vec<(GpuUuid, Gpu)> {
+            let snapshot = ledger.snapshot();
+            let gpus = snapshot.nodes().iter().flat_map(|node| node.devices.iter().zip(node.gpus.iter()));
+            gpus.filter(|(device, _)| device.health != Health::Lost).map(|(device, gpu)| (device.uuid.clone(), *gpu)).collect()
+        };
+        prop_assert_eq!(left(&mut rebuilt), left(&mut bench.ledger));
+        prop_assert_eq!(audit(&rebuilt), vec![]);
     }
 }

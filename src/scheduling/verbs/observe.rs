@@ -78,6 +78,9 @@ pub struct ReservationGone(pub PodUid);
 pub struct DevicesReported {
     pub node: NodeName,
     pub devices: Vec<Device>,
+    /// No GPU is left out because it could not be read: one that is not among them is lost.
+    #[serde(default)]
+    pub are_all: bool,
 }
 
 /// A node agent's measurements.
@@ -238,7 +241,11 @@ impl Change for DevicesReported {
     type Output = Result<usize, DevicesRefused>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        cluster.ledger.report_devices(&self.node, self.devices)
+        let waiting = cluster.ledger.report_devices(&self.node, self.devices)?;
+        if self.are_all {
+            cluster.ledger.note_all_devices_listed(&self.node);
+        }
+        Ok(waiting)
     }
 }
 

@@ -201,13 +201,19 @@ impl RecordedCluster {
             ..NodeObserved::new(node_name(node), NodeKind::Stowage)
         });
         let devices = (0..4).map(|index| unit_gpu(node, index)).collect();
-        self.apply(DevicesReported { node: node_name(node), devices }).unwrap();
+        self.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
         let known = self.cluster.pod_state(&uid(pod))?;
         let demand = known.demand.clone();
-        Some(VerbRequest { uid: uid(pod), key: key(pod), demand, waiting: ObservedWaiting::default() })
+        Some(VerbRequest {
+            uid: uid(pod),
+            key: key(pod),
+            demand,
+            waiting: ObservedWaiting::default(),
+            disruption: None,
+        })
     }
 
     fn happens(&mut self, event: &OutsideEvent) {

@@ -9,6 +9,7 @@ use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -24,6 +25,9 @@ pub struct VerbRequest {
     pub key: PodKey,
     pub demand: Demand,
     pub waiting: ObservedWaiting,
+    /// What its eviction depends on: the request may come before the watch shows the pod. `None` if that was not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disruption: Option<ObservedDisruptionInfo>,
 }
 
 /// Cluster and pod, all of one moment and one policy.
@@ -46,14 +50,15 @@ pub struct DecisionView {
 impl VerbRequest {
     /// Adds the pod to the ledger. If the policy has changed since the pod was read, classifies the pod by the new one.
     pub(super) fn enter(&self, ledger: &mut Ledger) {
-        ledger.see(PodObservation {
+        let observation = PodObservation {
             uid: self.uid.clone(),
             key: self.key.clone(),
             demand: self.demand.clone(),
             state: ObservedPhase::Waiting(self.waiting.clone()),
-            // The watch reports it.
+            // That is for what the watch shows.
             observed: None,
-        });
+        };
+        ledger.see_request(observation, self.disruption.as_ref());
     }
 
     /// Classifies the pod by `policy` if it was classified by another one.

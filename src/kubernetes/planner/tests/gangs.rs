@@ -179,7 +179,13 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
     let asked = |name: &str| {
         let demand = bench.service.cluster().pod_state(&uid(name)).unwrap().demand.clone();
         let key = crate::ids::PodKey::parse("default", name).unwrap();
-        let request = VerbRequest { uid: uid(name), key, demand, waiting: ObservedWaiting::default() };
+        let request = VerbRequest {
+            uid: uid(name),
+            key,
+            demand,
+            waiting: ObservedWaiting::default(),
+            disruption: None,
+        };
         let offered =
             vec![OfferedNode { node: "n".into(), victims: vec!["uid-job".into()], pdb_violations: 0 }];
         let wants = Requirements::default();

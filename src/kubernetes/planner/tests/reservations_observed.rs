@@ -137,7 +137,7 @@ fn filter(bench: &PlannerFixture, name: &str) {
     let mut cluster = bench.service.cluster();
     let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
     let (key, waiting) = (PodKey::parse("default", name).unwrap(), ObservedWaiting::default());
-    cluster.apply(FilterAsked(VerbRequest { uid: uid(name), key, demand, waiting }));
+    cluster.apply(FilterAsked(VerbRequest { uid: uid(name), key, demand, waiting, disruption: None }));
 }
 
 /// Ticks for so many seconds, one a second, each after a request of kube-scheduler, and returns what was written.

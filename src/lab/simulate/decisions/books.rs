@@ -71,8 +71,6 @@ pub struct OpenWrites {
 pub struct PodBook {
     pub spec: PodSpec,
     pub told: Told,
-    /// The watch has shown it: a request alone does not tell what keeps it from being evicted.
-    pub is_shown: bool,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<u64>,
     pub kept: Option<Kept>,
@@ -213,18 +211,15 @@ impl Books {
         self.pods[pod as usize].told
     }
 
-    /// Where a pod is charged, and whether the core knows all its GPUs. If it does not, the pod is charged on all GPUs that the node
-    /// lists.
-    pub fn charged(&self, pod: u32) -> Option<(Place, bool)> {
+    /// Where a pod is charged: on those of its GPUs that the node lists.
+    pub fn charged(&self, pod: u32) -> Option<Place> {
         let place = self.told(pod).place()?;
-        let listed = self.nodes[usize::from(place.node)].listed;
-        let is_known = place.gpus & !listed == 0;
-        Some((Place { gpus: if is_known { place.gpus } else { listed }, ..place }, is_known))
+        Some(Place { gpus: place.gpus & self.nodes[usize::from(place.node)].listed, ..place })
     }
 
     /// The same, if it is charged on that GPU.
     pub(super) fn is_charged_on(&self, pod: u32, node: u8, gpu: usize) -> bool {
-        self.charged(pod).is_some_and(|(place, _)| place.node == node && place.gpus >> gpu & 1 == 1)
+        self.charged(pod).is_some_and(|place| place.node == node && place.gpus >> gpu & 1 == 1)
     }
 
     /// The reservation that keeps GPUs for the pod now.
@@ -311,8 +306,7 @@ impl Books {
     /// An agent lists these GPUs, of which some take no pod.
     pub fn report_devices(&mut self, node: u8, listed: Mask, healthy: Mask, is_kept_back: bool) {
         let charged = self.nodes[usize::from(node)].here.iter().filter_map(|pod| self.charged(*pod));
-        let known = charged.filter(|(place, is_known)| place.node == node && *is_known);
-        let charged = known.fold(0, |mask, (place, _)| mask | place.gpus);
+        let charged = charged.filter(|place| place.node == node).fold(0, |mask, place| mask | place.gpus);
         let now = self.now;
         let book = &mut self.nodes[usize::from(node)];
         let listed = listed | book.listed & charged;
@@ -423,13 +417,10 @@ impl Books {
     fn used(&self, pod: u32) -> u64 {
         let spec = self.spec(pod);
         match (self.charged(pod), self.kept(pod)) {
-            (Some((place, true)), _) => self.vram_on(spec, place),
-            // On a node without GPUs it has what it requests.
-            (Some((Place { gpus: 0, .. }, false)), _) => spec.vram(),
-            // It could be on any of them, and uses as many as it requests.
-            (Some((place, false)), _) => {
-                let gpus = each(place.gpus).take(spec.gpus as usize).fold(0, |mask, gpu| mask | 1 << gpu);
-                self.vram_on(spec, Place { gpus, ..place })
+            // Of a GPU that is not listed it has what it requests.
+            (Some(place), _) => {
+                let lost = u64::from(spec.gpus.saturating_sub(place.gpus.count_ones()));
+                self.vram_on(spec, place) + lost * spec.per_gpu
             }
             (None, Some(kept)) if self.is_resolved(kept) => self.vram_on(spec, kept.place),
             (None, Some(_)) => spec.vram(),

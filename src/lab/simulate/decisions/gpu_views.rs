@@ -66,7 +66,7 @@ impl Books {
 
     fn charge(&self, node: u8, pod: u32, views: &mut [GpuView; MOST_GPUS]) {
         let book = &self.pods[pod as usize];
-        let Some((place, _)) = self.charged(pod).filter(|(place, _)| place.node == node) else { return };
+        let Some(place) = self.charged(pod).filter(|place| place.node == node) else { return };
         for gpu in each(place.gpus) {
             let view = &mut views[gpu];
             view.charged += book.spec.charge(view.capacity);

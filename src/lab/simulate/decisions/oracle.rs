@@ -89,8 +89,10 @@ impl Books {
 
     fn own_place(&mut self, pod: u32) -> Option<(u8, OwnPlace)> {
         match self.charged(pod) {
-            Some((place, true)) => return Some((place.node, OwnPlace::Passes(place))),
-            Some((place, false)) => return Some((place.node, OwnPlace::Open)),
+            Some(place) if self.nodes[usize::from(place.node)].is_kept_back => {
+                return Some((place.node, OwnPlace::Open));
+            }
+            Some(place) => return Some((place.node, OwnPlace::Passes(place))),
             None => {}
         }
         let Kept { place, victims, .. } = self.kept(pod)?.clone();

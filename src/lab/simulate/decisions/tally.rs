@@ -15,8 +15,8 @@ macro_rules! tally {
             }
         }
 
-        impl AddAssign<&Self> for DecisionTally {
-            fn add_assign(&mut self, other: &Self) {
+        impl AddAssign for DecisionTally {
+            fn add_assign(&mut self, other: Self) {
                 $(self.$field += other.$field;)*
             }
         }

@@ -22,7 +22,7 @@ fn every_answer_of_some_hundred_sequences_is_right() {
         let sequence = DecisionSequence::of(seed);
         let result = play(&sequence);
         assert_eq!(result.broken, None, "{}", sequence.arguments());
-        tally += &result.tally;
+        tally += result.tally;
     }
     println!("{tally}");
     let quiet = tally.counts().find(|(name, count)| *count == 0 && *name != "uncertain");

@@ -38,9 +38,6 @@ impl Books {
         let (book, spec) = (&self.pods[victim as usize], self.spec(preemptor));
         let rules = self.rules.class(book.spec.class);
         let Told::Bound(_, since) = book.told else { return Err("is not bound") };
-        if self.charged(victim).is_none_or(|(_, is_known)| !is_known) {
-            return Err("is on GPUs that are not known");
-        }
         if book.leaving.is_some() {
             return Err("leaves already");
         }
@@ -50,7 +47,7 @@ impl Books {
         if book.spec.priority >= spec.priority {
             return Err("is not of lower priority");
         }
-        if book.spec.do_not_disrupt && book.is_shown && rules.honors_do_not_disrupt {
+        if book.spec.do_not_disrupt && rules.honors_do_not_disrupt {
             return Err("is not to be disrupted");
         }
         if self.now.saturating_sub(book.started.min(since)) < rules.min_runtime {
@@ -152,8 +149,7 @@ impl Books {
         let goes = |victim: &u32| {
             let spec = self.spec(*victim);
             let budget = self.budgets[usize::from(spec.namespace)][usize::from(spec.app)];
-            let is_shown = self.pods[*victim as usize].is_shown;
-            is_shown && self.may_be_evicted(*victim, pod).is_ok() && spec.group.is_none() && budget.is_none()
+            self.may_be_evicted(*victim, pod).is_ok() && spec.group.is_none() && budget.is_none()
         };
         let all_go = offered.iter().all(goes);
         let has_no_say = self.is_closed(node) || self.age_of(node) == Age::Expired;
@@ -176,8 +172,8 @@ impl Books {
     ) -> [GpuView; MOST_GPUS] {
         let mut views = self.views_without(node, Some(pod));
         for pod in leaving {
-            let place = self.charged(*pod).filter(|(place, _)| place.node == node);
-            let gpus = place.map_or(0, |(place, _)| place.gpus);
+            let place = self.charged(*pod).filter(|place| place.node == node);
+            let gpus = place.map_or(0, |place| place.gpus);
             for (gpu, view) in views.iter_mut().enumerate() {
                 let is_here = gpus >> gpu & 1 == 1;
                 let charge = if is_here { self.spec(*pod).charge(view.capacity) } else { 0 };
@@ -200,8 +196,7 @@ impl Books {
         views.iter_mut().for_each(|view| view.classes = 0);
         for pod in self.nodes[usize::from(node)].here.iter().filter(stays) {
             let kept = || self.kept(*pod).filter(|kept| self.is_resolved(kept)).map(|kept| kept.place);
-            let charged = self.charged(*pod).map(|(place, _)| place);
-            let place = charged.or_else(kept).filter(|place| place.node == node);
+            let place = self.charged(*pod).or_else(kept).filter(|place| place.node == node);
             for gpu in place.into_iter().flat_map(|place| each(place.gpus)) {
                 views[gpu].classes |= 1 << self.spec(*pod).class;
             }

@@ -84,7 +84,7 @@ impl NodeCharges {
 }
 
 impl NodeState {
-    /// Where `pod_state` counts on this node, if it is here.
+    /// Where `pod_state` counts on this node, if it is here. For a GPU that is lost nothing else is charged.
     pub(in crate::scheduling::ledger) fn charge_of(&self, pod_state: &PodState) -> Option<PodCharge> {
         if pod_state.node() != Some(&self.view.name) {
             return None;
@@ -92,7 +92,7 @@ impl NodeState {
         if pod_state.demand.asks_plugin() {
             return Some(PodCharge { gpus: GpuSet::EMPTY, placed: true });
         }
-        let gpus = pod_state.devices().and_then(|devices| self.resolve(devices));
+        let gpus = pod_state.devices().and_then(|devices| self.places_of(devices));
         let everywhere = GpuSet::first(self.devices.len());
         Some(PodCharge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
     }
@@ -228,13 +228,18 @@ impl NodeState {
 
     /// What a pod takes or has reserved of this node; `None` if it is not here.
     pub(in crate::scheduling) fn use_of(&self, pod_state: &PodState) -> Option<TenantUsage> {
+        let demand = &pod_state.demand;
         let gpus = match self.charge_of(pod_state) {
-            // A pod that could be anywhere is charged everywhere, and uses what it asks for.
             Some(charge) if charge.placed => charge.gpus,
-            Some(_) => GpuSet::first(self.devices.len().min(pod_state.demand.gpus as usize)),
+            // A pod that could be anywhere is charged everywhere, and uses what it asks for.
+            Some(_) => GpuSet::first(self.devices.len().min(demand.gpus as usize)),
             None => self.resolve(&self.reservation_here(pod_state)?.devices).unwrap_or_default(),
         };
-        Some(used_on(&self.charges.reserved, &pod_state.demand, gpus))
+        // Beside the GPUs that are left it uses what it asked for on those that are lost.
+        let lost = if gpus.is_empty() { 0 } else { demand.gpus.saturating_sub(gpus.iter().count() as u32) };
+        let on_lost =
+            TenantUsage { vram: demand.per_gpu.times(u64::from(lost)), milli_gpus: 1000 * u64::from(lost) };
+        Some([used_on(&self.charges.reserved, demand, gpus), on_lost].into_iter().sum())
     }
 
     /// What a pod takes of this node that is placed on these GPUs.

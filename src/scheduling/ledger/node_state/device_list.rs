@@ -4,7 +4,7 @@ use super::NodeState;
 use crate::ids::GpuUuid;
 use crate::scheduling::ledger::pod_states::PodStates;
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
-use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -79,6 +79,38 @@ impl NodeState {
         })
     }
 
+    /// Whether a report has listed all devices that the machine has.
+    pub(in crate::scheduling::ledger) fn lists_all_devices(&self) -> bool {
+        self.lists_all_devices
+    }
+
+    pub(in crate::scheduling::ledger) fn note_all_devices_listed(&mut self) {
+        self.lists_all_devices = true;
+    }
+
+    /// The places of a pod's devices, without those that are lost. `None` if it is not certain where one of them is.
+    pub(super) fn places_of(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
+        let all = self.resolve(devices);
+        if all.is_some() || !devices.iter().any(|uuid| self.is_lost(uuid)) {
+            return all;
+        }
+        let (lost, left): (Vec<GpuUuid>, Vec<GpuUuid>) =
+            devices.iter().cloned().partition(|uuid| self.is_lost(uuid));
+        let is_repeated = lost.iter().collect::<BTreeSet<_>>().len() < lost.len();
+        match (is_repeated, left.is_empty()) {
+            (true, _) => None,
+            (false, true) => Some(GpuSet::EMPTY),
+            (false, false) => self.resolve(&left),
+        }
+    }
+
+    /// Whether the machine has no such device, nor a part of it. A slice that is not listed may be a part of any card.
+    fn is_lost(&self, uuid: &GpuUuid) -> bool {
+        let is_of = |device: &Device| device.uuid == *uuid || device.parent.as_ref() == Some(uuid);
+        let names_a_card = uuid.index().is_none() && !uuid.is_slice();
+        self.lists_all_devices && names_a_card && !self.devices.iter().any(is_of)
+    }
+
     /// Whether any pod is charged on a device that is known by its UUID.
     pub(in crate::scheduling::ledger) fn has_charged_devices(&self, pod_states: &PodStates) -> bool {
         !self.merge_devices(Vec::new(), pod_states).is_empty()
@@ -101,7 +133,7 @@ impl NodeState {
     /// Another machine bears the name now: nothing is known of its devices.
     pub(in crate::scheduling::ledger) fn forget_machine(&mut self) {
         self.departed.clear();
-        self.reported = false;
+        (self.reported, self.lists_all_devices) = (false, false);
         self.forget_starts();
     }
 

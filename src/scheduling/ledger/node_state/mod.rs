@@ -65,6 +65,9 @@ pub(in crate::scheduling) struct NodeState {
     identity: Option<NodeIdentity>,
     /// Whether an agent has said what its devices are.
     reported: bool,
+    /// Whether a report has listed all of them, so that others are lost.
+    #[serde(default)]
+    lists_all_devices: bool,
     gain_limit: GainLimit,
     devices: Arc<[Device]>,
     /// What device plugins offer, as the node shows it.
@@ -116,6 +119,7 @@ impl NodeState {
             admission: PoolAdmission::default(),
             identity: None,
             reported: false,
+            lists_all_devices: false,
             gain_limit: GainLimit::default(),
             devices: Arc::new([]),
             offered: PluginDevices::new(),

@@ -131,7 +131,7 @@ impl Bench {
         let health = |index| if lost.contains(&index) { Health::Lost } else { Health::Healthy };
         let devices =
             (0..GPUS).map(|index| Device { health: health(index), ..device(node, index) }).collect();
-        self.cluster.apply(DevicesReported { node: node_name(node), devices }).unwrap();
+        self.cluster.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
         self.nodes.insert(node, lost);
     }
 

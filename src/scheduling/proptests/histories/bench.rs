@@ -156,6 +156,7 @@ impl LedgerHistory {
                 ledger.set_node(&node_name(node), NodeKind::Stowage, None);
                 ledger.set_plugin_devices(&node_name(node), PluginDevices::new());
                 ledger.report_devices(&node_name(node), devices(node, 3)).unwrap();
+                ledger.note_all_devices_listed(&node_name(node));
             }
             LedgerStep::GiveToPlugin(node) => {
                 ledger.set_node(&node_name(node), NodeKind::DevicePlugin, None);
@@ -412,6 +413,7 @@ impl LedgerHistory {
             let reported =
                 node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
             ledger.report_devices(name, reported).unwrap();
+            ledger.note_all_devices_listed(name);
         }
         ledger
     }

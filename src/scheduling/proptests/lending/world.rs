@@ -146,7 +146,7 @@ impl World {
         self.apply(ClockAdvanced(now));
         self.apply(NodeObserved::new(node(), NodeKind::Stowage));
         let devices = (0..GPUS).map(|index| unit_gpu(0, index)).collect();
-        self.apply(DevicesReported { node: node(), devices }).unwrap();
+        self.apply(DevicesReported { node: node(), devices, are_all: true }).unwrap();
         for pod in self.records.keys().copied().collect::<Vec<_>>() {
             self.watch(pod);
         }

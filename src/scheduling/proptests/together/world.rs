@@ -66,7 +66,7 @@ impl World {
             let observed = NodeObserved::new(node_name(node), NodeKind::Stowage);
             world.apply(NodeObserved { machine: Some(machine), ..observed });
             let devices = (0..GPUS).map(|index| unit_gpu(node, index)).collect();
-            world.apply(DevicesReported { node: node_name(node), devices }).unwrap();
+            world.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
         }
         world
     }
@@ -125,7 +125,13 @@ impl World {
         self.arrive(pod);
         let known = self.pod(pod).unwrap();
         let (demand, waiting) = (known.demand, ObservedWaiting::default());
-        let view = self.apply(FilterAsked(VerbRequest { uid: uid(pod), key: key(pod), demand, waiting }));
+        let view = self.apply(FilterAsked(VerbRequest {
+            uid: uid(pod),
+            key: key(pod),
+            demand,
+            waiting,
+            disruption: None,
+        }));
         let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
         let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
         let list = filter(&view, names.iter().map(String::as_str), &mut scores);

@@ -160,7 +160,7 @@ impl World<'_> {
         self.books.pods = pods;
         for book in &mut self.books.pods {
             (book.told, book.kept, book.starting, book.offered) = (Told::Nothing, None, None, None);
-            (book.open, book.is_shown, book.leaving) = (Default::default(), false, None);
+            (book.open, book.leaving) = (Default::default(), None);
         }
         self.events.clear();
         self.door.cluster = Cluster::new(Arc::new(self.books.rules.policy(self.door.planted)));
@@ -215,13 +215,8 @@ impl World<'_> {
         self.books.edit(pod, |book| book.kept = Some(Kept { place, victims, deadline, made }));
     }
 
-    /// What is promised on a node is no more than it has. A pod of which a GPU is not known is charged on all others.
+    /// What is promised on a node is no more than it has.
     fn check_promised(&mut self, node: u8) -> Checked {
-        let here = &self.books.nodes[usize::from(node)].here;
-        let mut charged = here.iter().filter_map(|pod| self.books.charged(*pod));
-        if charged.any(|(place, is_known)| place.node == node && !is_known) {
-            return Ok(());
-        }
         for (gpu, view) in self.books.views(node).into_iter().enumerate() {
             if view.charged > view.capacity {
                 let (charged, capacity) = (view.charged, view.capacity);

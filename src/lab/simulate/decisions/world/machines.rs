@@ -86,7 +86,7 @@ impl World<'_> {
         let listed = machine.devices(node, hardware).iter().filter(|device| shown >> device.index & 1 == 1);
         let devices =
             listed.map(|device| Device { health: health(device.index), ..device.clone() }).collect();
-        let report = DevicesReported { node: self.node_names[place].clone(), devices };
+        let report = DevicesReported { node: self.node_names[place].clone(), devices, are_all: true };
         let waiting = self.door.apply(report).expect("a node has no more GPUs than a node may");
         self.books.report_devices(node, there, healthy & there, waiting > 0);
     }

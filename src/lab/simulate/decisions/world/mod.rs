@@ -251,7 +251,6 @@ impl<'b> World<'b> {
         self.books.pods.push(PodBook {
             spec,
             told: Told::Nothing,
-            is_shown: false,
             leaving: None,
             kept: None,
             started: 0,

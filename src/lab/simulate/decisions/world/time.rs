@@ -118,7 +118,7 @@ impl World<'_> {
         if !api.exists {
             return;
         }
-        let (now, spec) = (self.books.now, *self.books.spec(pod));
+        let now = self.books.now;
         let leaving = api.leaving.filter(|_| api.bound.is_some());
         let state = match api.bound {
             Some((place, at)) => {
@@ -140,6 +140,17 @@ impl World<'_> {
             let known = &mut self.books.pods[pod as usize].leaving;
             *known = Some(known.map_or(by, |known| known.min(by)));
         }
+        let leaving =
+            leaving.map(|by| PodDeletion { asked_ago: Millis(0), grace: Millis(by.saturating_sub(now)) });
+        let observed = Some(ObservedDisruptionInfo { leaving, ..self.disruption(pod) });
+        let names = &self.pods[pod as usize];
+        let (uid, key, demand) = (names.uid.clone(), names.key.clone(), self.shown_demand(pod));
+        self.door.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
+    }
+
+    /// What keeps the pod from being evicted, by itself.
+    pub(super) fn disruption(&self, pod: u32) -> ObservedDisruptionInfo {
+        let spec = self.books.spec(pod);
         let group = spec.group.map(|(number, _)| GroupKey {
             namespace: self.pods[pod as usize].key.namespace.clone(),
             kind: GroupKind::Stowage,
@@ -151,13 +162,7 @@ impl World<'_> {
             group_size: spec.group.map(|(_, size)| size),
             ..DisruptionInfo::default()
         };
-        let leaving =
-            leaving.map(|by| PodDeletion { asked_ago: Millis(0), grace: Millis(by.saturating_sub(now)) });
-        let observed = Some(ObservedDisruptionInfo { disruption_info, leaving, ..Default::default() });
-        let names = &self.pods[pod as usize];
-        let (uid, key, demand) = (names.uid.clone(), names.key.clone(), self.shown_demand(pod));
-        self.books.pods[pod as usize].is_shown = true;
-        self.door.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
+        ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() }
     }
 
     fn shown_demand(&self, pod: u32) -> Demand {

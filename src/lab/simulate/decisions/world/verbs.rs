@@ -61,6 +61,7 @@ impl World<'_> {
             key: names.key.clone(),
             demand: names.demand.clone(),
             waiting: self.waiting(pod),
+            disruption: Some(self.disruption(pod)),
         }
     }
 

@@ -116,7 +116,10 @@ impl Stowage {
             self.came += 1;
             self.unasked.insert((Reverse(spec.priority), self.came, uid.clone()));
             let (key, demand, waiting) = (pod.key.clone(), pod.demand.clone(), ObservedWaiting::default());
-            self.waiting.insert(uid.clone(), VerbRequest { uid: uid.clone(), key, demand, waiting });
+            self.waiting.insert(
+                uid.clone(),
+                VerbRequest { uid: uid.clone(), key, demand, waiting, disruption: None },
+            );
         }
         self.cluster.apply(PodObserved(pod));
     }

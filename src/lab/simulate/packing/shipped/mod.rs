@@ -145,6 +145,7 @@ impl<'s> Shipped<'s> {
             key: pod.key.clone(),
             demand: pod.demand.clone(),
             waiting: ObservedWaiting::default(),
+            disruption: None,
         };
         let view = self.ledger.apply(FilterAsked(request));
         let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();

@@ -1,0 +1,119 @@
+//! What `stowage simulate faults` and `decisions` share: seeds and minutes on the command line, and what is printed of a campaign.
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum OutputFormat {
+    Text,
+    Json,
+}
+
+/// `7`, or `0..9999`, both ends included: far more than other simulations need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeedRange {
+    first: u64,
+    last: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSeedRange {
+    #[error("write a whole number, or two with .. between them, such as 0..9999")]
+    Malformed,
+    #[error("{first} is larger than {last}; write {last}..{first}")]
+    Backwards { first: u64, last: u64 },
+}
+
+/// The commands that play a failed game again.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reproduction {
+    pub reproduce: String,
+    /// The same after it was made smaller.
+    pub smallest: String,
+}
+
+impl FromStr for SeedRange {
+    type Err = BadSeedRange;
+
+    fn from_str(text: &str) -> Result<Self, BadSeedRange> {
+        let (first, last) = text.split_once("..").unwrap_or((text, text));
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeedRange::Malformed);
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last { Err(BadSeedRange::Backwards { first, last }) } else { Ok(Self { first, last }) }
+    }
+}
+
+impl SeedRange {
+    pub fn all(self) -> RangeInclusive<u64> {
+        self.first..=self.last
+    }
+
+    pub fn count(self) -> u64 {
+        (self.last - self.first).saturating_add(1)
+    }
+
+    /// The only seed, for `--history` of what a seed is called.
+    pub fn only(self, what: &str) -> Result<u64> {
+        if self.first != self.last {
+            bail!("--history prints one {what}; write --seeds {}", self.first);
+        }
+        Ok(self.first)
+    }
+}
+
+impl Reproduction {
+    pub fn text(&self) -> String {
+        let Self { reproduce, smallest } = self;
+        let again = format!("play it again: {reproduce}\n");
+        if smallest == reproduce { again } else { again + &format!("smaller: {smallest}\n") }
+    }
+}
+
+/// Reads `--minutes`.
+pub fn minutes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => Err("no history ends within 0 minutes; write 1 or more, or leave --minutes out".into()),
+        Ok(minutes) => Ok(minutes),
+        Err(_) => Err("write a whole number of minutes, such as 10".into()),
+    }
+}
+
+pub fn limit(minutes: Option<u64>) -> Option<Duration> {
+    minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)))
+}
+
+/// Prints what was reached in the format that is asked for.
+pub fn print(format: OutputFormat, page: &impl Serialize, text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match format {
+        OutputFormat::Json => writeln!(out, "{}", serde_json::to_string_pretty(page)?)?,
+        OutputFormat::Text => write!(out, "{text}")?,
+    }
+    Ok(())
+}
+
+pub fn exit_code(has_failed: bool) -> ExitCode {
+    if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_seeds_that_cannot_be_played_says_what_to_write() {
+        let range = |text: &str| text.parse::<SeedRange>();
+        assert_eq!(range("7"), Ok(SeedRange { first: 7, last: 7 }));
+        assert_eq!(range("0..99999"), Ok(SeedRange { first: 0, last: 99_999 }));
+        assert_eq!(range("9..3").unwrap_err().to_string(), "9 is larger than 3; write 3..9");
+        assert_eq!(range("a..3"), Err(BadSeedRange::Malformed));
+        assert!(minutes("0").unwrap_err().contains("1 or more"));
+        assert_eq!(minutes("5"), Ok(5));
+    }
+}
