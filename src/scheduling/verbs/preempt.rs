@@ -267,3 +267,6 @@ impl Change for LeftToPlanner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
