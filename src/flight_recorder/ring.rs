@@ -171,6 +171,20 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_that_is_begun_after_the_clock_was_set_back_is_the_latest_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = ring(directory.path(), 200, Duration::from_secs(3600));
+        [100, 101].into_iter().for_each(|at| add(&mut ring, at, 100));
+        for _ in 0..3 {
+            ring.begin(50).unwrap().write_all(&[1; 100]).unwrap();
+            ring.tidy().unwrap();
+        }
+        let latest = Ring::segments(directory.path()).unwrap();
+        let contents: Vec<u8> = latest.iter().map(|segment| fs::read(&segment.path).unwrap()[0]).collect();
+        assert_eq!(contents, [1, 1, 1], "what is new is kept, and what is old goes");
+    }
+
+    #[test]
     fn segments_beyond_the_age_go() {
         let directory = tempfile::tempdir().unwrap();
         let mut ring = ring(directory.path(), 1000, Duration::from_secs(60));
