@@ -2,7 +2,8 @@
 //! the cluster's state.
 //!
 //! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
-//! leadership closes, and everything is relisted into an empty state. This module does not know what the state contains.
+//! leadership closes until nothing that was sent can land any more, and everything is relisted into an empty state. This module
+//! does not know what the state contains.
 
 use super::Service;
 use crate::recording::answer::Asked;
@@ -88,7 +89,7 @@ impl Drop for ClusterGuard<'_> {
             return;
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
-        self.service.gate.list_anew();
+        self.service.gate.succeed_itself();
         *self.cluster = self.cluster.emptied();
         if let Some(tap) = self.service.recording.get() {
             tap.interrupt(Gap::Discarded);
