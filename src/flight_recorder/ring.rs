@@ -96,7 +96,10 @@ impl Segments for Ring {
     type Segment = File;
 
     fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
-        // Two in one millisecond, or a clock that was set back, must not meet an older one's name.
+        // After a clock was set back, what is new must not count as the oldest.
+        let latest = Self::segments(&self.directory)?.last().and_then(|segment| begun(&segment.path));
+        let wall_ms = latest.map_or(wall_ms, |latest| if wall_ms < latest { latest + 1 } else { wall_ms });
+        // Two in one millisecond must not meet under one name.
         for attempt in 0..1000 {
             let path = self.directory.join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
             match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -133,6 +136,11 @@ impl Segments for Ring {
     fn place(&self) -> String {
         self.directory.display().to_string()
     }
+}
+
+/// The time in a segment's name.
+fn begun(segment: &Path) -> Option<i64> {
+    segment.file_stem()?.to_str()?.split_once('-')?.0.parse().ok()
 }
 
 #[cfg(test)]
