@@ -192,7 +192,9 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
     let params = PatchParams::default();
     // Few long keys cost as much as many short ones.
-    for (name, keys, width) in [("few", 10, 5), ("short", 20_000, 5), ("shortest", 35_000, 5), ("long", 800, 300)] {
+    for (name, keys, width) in
+        [("few", 10, 5), ("short", 20_000, 5), ("shortest", 35_000, 5), ("long", 800, 300)]
+    {
         let key = |n: usize| match width {
             ..10 => format!("{n:0width$x}"),
             _ => format!("{}/{n:060}", "a.".repeat(120).trim_end_matches('.')),
@@ -200,7 +202,9 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
         let annotations: serde_json::Map<String, Value> = (0..keys).map(|n| (key(n), json!(""))).collect();
         let mut tried = pod(None, &json!([]), &json!({}));
         tried["metadata"] = json!({ "name": name, "annotations": annotations });
-        if let Err(refused) = pods.create(&PostParams::default(), &serde_json::from_value(tried).unwrap()).await {
+        if let Err(refused) =
+            pods.create(&PostParams::default(), &serde_json::from_value(tried).unwrap()).await
+        {
             assert_ne!(name, "few", "{refused}");
             println!("{name}: not admitted");
             continue;
