@@ -96,7 +96,10 @@ impl Segments for Ring {
     type Segment = File;
 
     fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
-        // Two in one millisecond, or a clock that was set back, must not meet an older one's name.
+        // After a clock was set back, what is new must not count as the oldest.
+        let latest = Self::segments(&self.directory)?.last().and_then(|segment| begun(&segment.path));
+        let wall_ms = latest.map_or(wall_ms, |latest| if wall_ms < latest { latest + 1 } else { wall_ms });
+        // Two in one millisecond must not meet under one name.
         for attempt in 0..1000 {
             let path = self.directory.join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
             match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -135,6 +138,11 @@ impl Segments for Ring {
     }
 }
 
+/// The time in a segment's name.
+fn begun(segment: &Path) -> Option<i64> {
+    segment.file_stem()?.to_str()?.split_once('-')?.0.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +176,20 @@ mod tests {
         ring.tidy().unwrap();
         assert_eq!(names(directory.path()), ["000000000000003-001"], "the large one is a closed one now");
         assert!(directory.path().join("notes.txt").exists());
+    }
+
+    #[test]
+    fn a_segment_that_is_begun_after_the_clock_was_set_back_is_the_latest_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = ring(directory.path(), 200, Duration::from_secs(3600));
+        [100, 101].into_iter().for_each(|at| add(&mut ring, at, 100));
+        for _ in 0..3 {
+            ring.begin(50).unwrap().write_all(&[1; 100]).unwrap();
+            ring.tidy().unwrap();
+        }
+        let latest = Ring::segments(directory.path()).unwrap();
+        let contents: Vec<u8> = latest.iter().map(|segment| fs::read(&segment.path).unwrap()[0]).collect();
+        assert_eq!(contents, [1, 1, 1], "what is new is kept, and what is old goes");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! the cluster's state.
 //!
 //! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
-//! leadership closes, and everything is relisted into an empty state. This module does not know what the state contains.
+//! leadership closes until nothing that was sent can land any more, and everything is relisted into an empty state. This module
+//! does not know what the state contains.
 
 use super::Service;
 use crate::recording::answer::Asked;
@@ -88,7 +89,7 @@ impl Drop for ClusterGuard<'_> {
             return;
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
-        self.service.gate.list_anew();
+        self.service.gate.succeed_itself();
         *self.cluster = self.cluster.emptied();
         if let Some(tap) = self.service.recording.get() {
             tap.interrupt(Gap::Discarded);
@@ -103,11 +104,14 @@ impl Drop for ClusterGuard<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Tenure;
     use super::*;
     use crate::ids::NodeName;
+    use crate::kubernetes::port::WriteTimes;
     use crate::scheduling::policy::Policy;
     use crate::scheduling::verbs::observe::NodeObserved;
     use crate::scheduling::vocabulary::node::NodeKind;
+    use crate::units::Millis;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     fn synced() -> std::sync::Arc<Service> {
@@ -135,6 +139,28 @@ mod tests {
         assert_eq!(service.cluster().totals().nodes, 0);
         assert_eq!(service.cluster().now(), service.now());
         assert_eq!(service.metrics.ledgers_discarded.get(), 1);
+    }
+
+    /// A Binding that was under way is not known to the new ledger's pods, and may land until then.
+    #[test]
+    fn read_a_discarded_ledger_is_followed_only_once_nothing_that_was_sent_by_it_can_land_any_more() {
+        let service = synced();
+        let generation = service.cluster().generation();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            add_node(&mut service.cluster());
+            let _cluster = service.cluster();
+            panic!("in the middle of a change");
+        }));
+        assert!(result.is_err());
+        assert!(
+            service.cluster().generation() > generation,
+            "what was kept of another state is not taken for this one"
+        );
+        // It holds the Lease all the time, and has listed everything anew.
+        service.lead_from_the_start();
+        assert!(!service.gate.is_open());
+        let from = service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
+        assert_eq!(service.gate.tenure(), Tenure::Succeeding { from });
     }
 
     #[test]

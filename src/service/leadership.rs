@@ -7,23 +7,28 @@
 use super::Clock;
 use super::change_count::{ChangeCount, SeenCount};
 use crate::ids::LeaderEpoch;
-use crate::units::Moment;
+use crate::kubernetes::port::WriteTimes;
+use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Whether this replica leads.
 ///
 /// ```text
 ///  Standby ──► Succeeding ──────────────────────► Leading ──► Standby
-///   the Lease   until the latest landing of what    until the Lease's safe end,
-///   is taken    an earlier leader may have sent     compared at every write
+///   the Lease   until the latest landing of what  │ until the Lease's safe end,
+///   is taken    an earlier leader may have sent   │ compared at every write
+///                     ▲                           │
+///                     └───────────────────────────┘
+///                      its ledger is discarded: it succeeds itself
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tenure {
     /// Another replica may act.
     Standby,
-    /// This replica holds the Lease. Writes of the previous holder may still land until then.
+    /// This replica holds the Lease. Writes of the previous holder, or of a ledger that was discarded, may still land until then.
     Succeeding { from: Moment },
     /// No other replica acts, and no other replica's write can land any more. This replica may begin writes before `until`.
     Leading { epoch: LeaderEpoch, until: Moment },
@@ -47,6 +52,10 @@ impl Tenure {
 pub struct Leadership {
     clock: Clock,
     tenure: Mutex<Tenure>,
+    /// How long after it began a write can land at the latest.
+    latest_landing: OnceLock<Duration>,
+    /// The moment until which writes of a discarded ledger may land.
+    succeeds_itself_from: AtomicU64,
     /// The Lease's holder as it was last read: `NAME_SUFFIX`, where the shipped manifests make the name a pod's.
     holder: Mutex<Option<Arc<str>>>,
     /// How often the cluster had to be relisted. Lists of an earlier term do not count.
@@ -61,6 +70,8 @@ impl Leadership {
         Self {
             clock,
             tenure: Mutex::new(Tenure::Standby),
+            latest_landing: OnceLock::new(),
+            succeeds_itself_from: AtomicU64::default(),
             holder: Mutex::default(),
             term: ChangeCount::default(),
             synced: AtomicU64::default(),
@@ -79,9 +90,34 @@ impl Leadership {
         self.term.grow();
     }
 
+    /// Sets how long after it began a write can land at the latest. Has no effect a second time.
+    pub fn set_latest_landing(&self, times: WriteTimes) {
+        let _ = self.latest_landing.set(times.latest_landing());
+    }
+
+    /// The ledger is discarded, and with it what it had sent and was not answered. This replica acts again when nothing of that can
+    /// land any more, as the successor of another leader does, and lists the cluster anew then.
+    pub(super) fn succeed_itself(&self) {
+        let mut held = self.tenure.lock();
+        let landing = *self.latest_landing.get_or_init(|| WriteTimes::default().latest_landing());
+        let from = self.clock.now() + Millis(landing.as_millis() as u64);
+        self.succeeds_itself_from.store(from.0, Ordering::Release);
+        *held = self.not_too_early(held.clone());
+        self.list_anew();
+    }
+
+    fn not_too_early(&self, tenure: Tenure) -> Tenure {
+        let from = Moment(self.succeeds_itself_from.load(Ordering::Acquire));
+        match tenure {
+            Tenure::Leading { .. } if self.clock.now() < from => Tenure::Succeeding { from },
+            tenure => tenure,
+        }
+    }
+
     /// Sets the tenure. A replica that becomes leader, or leads in another epoch, relists first. Returns whether it leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();
+        let tenure = self.not_too_early(tenure);
         let begins = tenure.epoch().is_some() && tenure.epoch() != self.leading(&held);
         *held = tenure;
         if begins {
@@ -155,7 +191,7 @@ impl Leadership {
     pub fn reason_not_leading(&self) -> Option<&'static str> {
         match (self.is_synced(), &*self.tenure.lock()) {
             (_, Tenure::Succeeding { .. }) => Some(
-                "this replica leads soon: it waits until nothing that another leader wrote can land any more",
+                "this replica leads soon: it waits until nothing that was written before can land any more",
             ),
             (true, tenure) if self.leading(tenure).is_some() => None,
             (false, _) => Some("the watches have not synced yet"),

@@ -121,6 +121,7 @@ pub async fn run(
     nonce: String,
     shutdown: CancellationToken,
 ) {
+    service.gate.set_latest_landing(times);
     let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
     match lead_with {
         LeadWith::Always | LeadWith::FromTheStart => {
@@ -129,7 +130,8 @@ pub async fn run(
                 LeadWith::Always => succession.after_a_last_send_at(started),
                 _ => started,
             };
-            shutdown.run_until_cancelled(lead_alone(&service, &succession, from)).await;
+            // Leads without a Lease from this moment on.
+            shutdown.run_until_cancelled(classify(&service, |now| succession.alone(from, now))).await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
             let neighbour = Mutex::new(Neighbour::new(hostname, succession));
@@ -159,18 +161,6 @@ pub async fn run(
     set_tenure(&service, Tenure::Standby);
 }
 
-/// Leads without a Lease from this moment on.
-async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
-    loop {
-        let now = service.now();
-        set_tenure(service, succession.alone(from, now));
-        match from.since(now) {
-            Millis(0) => return std::future::pending().await,
-            Millis(left) => tokio::time::sleep(Duration::from_millis(left)).await,
-        }
-    }
-}
-
 /// Distinguishes this process from every other that has acted or will act.
 pub(super) fn nonce() -> String {
     // The keys of the standard library's hash maps are drawn from the system's random numbers.
@@ -196,7 +186,7 @@ fn set_tenure(service: &Service, tenure: Tenure) {
             let seconds = from.since(service.now()).0.div_ceil(1000);
             tracing::info!(
                 seconds,
-                "this replica leads; it waits until nothing of another leader can land any more"
+                "this replica leads; it waits until nothing that was written before can land any more"
             )
         }
         Tenure::Leading { epoch, .. } => tracing::info!(%epoch, "this replica acts from now on"),

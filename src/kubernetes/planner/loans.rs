@@ -42,6 +42,13 @@ struct LoanEnd {
     has_failed: bool,
 }
 
+impl EndingLoans {
+    /// The eviction of this borrower.
+    pub(super) fn attempt(&mut self, borrower: &PodUid) -> Option<&mut RetryState> {
+        self.evictions.get_mut(borrower).map(|end| &mut end.attempt)
+    }
+}
+
 impl Planner {
     /// Evicts borrowers whose lenders wake, and answers those lenders.
     pub(super) fn end_loans(&mut self, now: Moment) {
@@ -128,6 +135,13 @@ impl Planner {
         }
     }
 
+    /// The answer was not sent, because it was another by then. It is sent if it becomes that again.
+    pub(super) fn note_unanswered(&mut self, uid: &PodUid, answer: &WakeAnswer) {
+        if self.loans.answers.get(uid).is_some_and(|(said, _)| said == answer) {
+            self.loans.answers.remove(uid);
+        }
+    }
+
     fn answer_wakes(&mut self, wakes: Vec<WakeStatus>, now: Moment) {
         let known: BTreeSet<&PodUid> = wakes.iter().map(|wake| &wake.uid).collect();
         self.loans.answers.retain(|uid, _| known.contains(uid));
@@ -137,7 +151,8 @@ impl Planner {
             let Some(answer) = answer(&wake) else { continue };
             let said = self.loans.answers.get(&wake.uid);
             let was_said = said.is_some_and(|(said, again)| {
-                *said == answer && (answer == WakeAnswer::Reclaiming || now < *again)
+                let is_under_way = || now < *again || self.writes.concern(&wake.uid);
+                *said == answer && (answer == WakeAnswer::Reclaiming || is_under_way())
             });
             if was_said {
                 continue;

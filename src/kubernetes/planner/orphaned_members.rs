@@ -11,7 +11,8 @@ use super::retry::RetryState;
 use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
-use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::ledger::{Ledger, PodPhase};
+use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
@@ -47,11 +48,8 @@ impl Planner {
     fn see_off(&mut self, uid: &PodUid, now: Moment) {
         let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
         let mut ledger = self.service.cluster();
-        let is_there = ledger
-            .pod_state(uid)
-            .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
         // Another member may have been bound in place of the missing one.
-        if !is_there || broken(&ledger, &remnant.group).is_none() {
+        if !is_orphaned(&ledger, uid) {
             self.orphaned_members.remove(uid);
             return;
         }
@@ -73,6 +71,11 @@ impl Planner {
         self.writes.add(PlannerWrite::Evict { key, uid, why, task });
     }
 
+    /// The eviction of this member.
+    pub(super) fn orphaned_attempt(&mut self, uid: &PodUid) -> Option<&mut RetryState> {
+        self.orphaned_members.get_mut(uid).map(|remnant| &mut remnant.attempt)
+    }
+
     pub(super) fn note_orphaned_member(
         &mut self,
         uid: &PodUid,
@@ -91,4 +94,14 @@ impl Planner {
         warn!(pod = %key, %group, because, "it stays, though its group is not whole");
         self.clear_eviction_condition(uid, &key);
     }
+}
+
+/// Whether the pod is bound, its group is incomplete, and the policy keeps no part of one.
+pub(super) fn is_orphaned(ledger: &Ledger, uid: &PodUid) -> bool {
+    let Some(pod_state) = ledger.pod_state(uid) else { return false };
+    let is_there = matches!(&pod_state.phase, PodPhase::Bound(bound) if bound.leaving.is_none());
+    let group = pod_state.disruption_info.placed_with();
+    is_there
+        && ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict
+        && group.is_some_and(|group| broken(ledger, group).is_some())
 }

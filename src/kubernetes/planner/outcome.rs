@@ -3,15 +3,15 @@
 use super::Planner;
 use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
 use super::retry::{Backoff, RetryState};
-use super::write::{EvictionTask, StatusPurpose, WriteOutcome};
+use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
-use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
+use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, StatusChange};
 use crate::scheduling::verbs::wait::PodEvicted;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
 impl Planner {
-    /// What follows from a write's answer. `None` if nothing was sent, or the write broke off.
+    /// What follows from a write's answer. `None` if it broke off.
     pub(super) fn note(&mut self, outcome: Option<WriteOutcome>, now: Moment) {
         match outcome {
             None => {}
@@ -24,6 +24,33 @@ impl Planner {
             Some(WriteOutcome::Evicted { key, uid, task, outcome }) => {
                 self.note_evicted(&task, &key, &uid, outcome, now);
             }
+            Some(WriteOutcome::Dropped(write)) => self.note_dropped(&write, now),
+        }
+    }
+
+    /// The write was not sent. What it was for may begin anew.
+    fn note_dropped(&mut self, write: &PlannerWrite, now: Moment) {
+        match write {
+            PlannerWrite::Status { uid, purpose: StatusPurpose::Nominate { .. }, .. } => {
+                self.progress_of.get_mut(uid).into_iter().for_each(|progress| progress.is_writing = false);
+            }
+            PlannerWrite::Status { uid, purpose: StatusPurpose::AnswerWake(answer), .. } => {
+                self.note_unanswered(uid, answer);
+            }
+            PlannerWrite::Evict { uid, task, .. } => {
+                let attempt = match task {
+                    EvictionTask::Reservation { preemptor } => {
+                        self.progress_of.get_mut(preemptor).map(|progress| progress.attempt(uid))
+                    }
+                    EvictionTask::Relief => self.staying.get_mut(uid),
+                    EvictionTask::LoanEnd => self.loans.attempt(uid),
+                    EvictionTask::OrphanedMember => self.orphaned_attempt(uid),
+                    // The ledger says when it is due again.
+                    EvictionTask::Overuse => None,
+                };
+                attempt.into_iter().for_each(|attempt| attempt.dropped(now));
+            }
+            PlannerWrite::Status { .. } | PlannerWrite::LiftGate { .. } => {}
         }
     }
 
@@ -35,6 +62,9 @@ impl Planner {
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
+        if purpose.ends_reservation() {
+            self.show_what_stands(key, uid);
+        }
         let unwritten = match purpose {
             StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
             StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
@@ -47,6 +77,7 @@ impl Planner {
             // The pod is tried again.
             StatusPurpose::Wake => "could not requeue a pod",
             StatusPurpose::Release => "a gated pod was not let through",
+            StatusPurpose::ShowReservation => "could not show a reservation again",
             // As long as the pod shows it, the end is written again.
             StatusPurpose::AbandonReservation
             // The condition shows an eviction that did not happen; the pod keeps running.
@@ -56,6 +87,17 @@ impl Planner {
         };
         if let Err(error) = written {
             warn!(pod = %key, %error, "{unwritten}");
+        }
+    }
+
+    /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that.
+    fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
+        let stands = self.service.cluster().pod_state(uid).and_then(|pod| pod.reservation()).is_some();
+        // The planner's own reservations are written after the end.
+        if stands && !self.writes.concern(uid) {
+            // The write is made out when it begins.
+            let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
+            self.writes.add(PlannerWrite::Status { key: key.clone(), uid: uid.clone(), change, purpose });
         }
     }
 

@@ -103,8 +103,8 @@ impl Planner {
         places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
         let reserve = ReservePlaces { places: places.clone(), generation: began.generation };
         let taken = self.service.cluster().apply(reserve);
-        if let Err((place, conflict)) = taken {
-            return info!(pod = %places[place].key, %conflict, "a node changed while the plan was made");
+        if let Err((place, refusal)) = taken {
+            return info!(pod = %places[place].key, %refusal, "the cluster or the policy changed while the plan was made");
         }
         for place in places {
             self.trace(&place, took);

@@ -6,11 +6,14 @@
 
 use super::ended_reservations::refused;
 use super::loans::answer;
+use super::orphaned_members::is_orphaned;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer,
 };
 use crate::scheduling::ledger::Ledger;
+use crate::scheduling::planning::{is_relief_due, is_vram_owed};
+use crate::scheduling::policy::Mode;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
 
@@ -51,6 +54,8 @@ pub enum StatusPurpose {
     EndUnknownReservation,
     /// Clears a reservation that the planner gave up.
     AbandonReservation,
+    /// Shows the pod's reservation, which was made while the end of an earlier one was on its way.
+    ShowReservation,
     /// Shows that a pod that was to be evicted stays.
     CancelEviction,
     /// Shows why a gated pod is not placed.
@@ -78,12 +83,28 @@ pub enum EvictionTask {
     Overuse,
 }
 
-/// The API server's answer to a write.
+/// What became of a write: the API server's answer to it, if it was sent.
 #[derive(Debug)]
 pub enum WriteOutcome {
-    Status { key: PodKey, uid: PodUid, purpose: StatusPurpose, written: Result<(), ControlPlaneError> },
-    GateLifted { key: PodKey, uid: PodUid, written: Result<(), ControlPlaneError> },
-    Evicted { key: PodKey, uid: PodUid, task: EvictionTask, outcome: EvictionOutcome },
+    Status {
+        key: PodKey,
+        uid: PodUid,
+        purpose: StatusPurpose,
+        written: Result<(), ControlPlaneError>,
+    },
+    GateLifted {
+        key: PodKey,
+        uid: PodUid,
+        written: Result<(), ControlPlaneError>,
+    },
+    Evicted {
+        key: PodKey,
+        uid: PodUid,
+        task: EvictionTask,
+        outcome: EvictionOutcome,
+    },
+    /// It was not to be sent any more when its turn came.
+    Dropped(PlannerWrite),
 }
 
 impl PlannerWrite {
@@ -96,36 +117,36 @@ impl PlannerWrite {
 
     /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have changed,
     /// while it was queued.
-    pub fn begin(mut self, ledger: &Ledger) -> Option<Self> {
-        if let Self::Evict { uid, task: EvictionTask::Overuse, .. } = &self
-            && !ledger.is_evicted_for_overuse(uid)
+    pub fn begin(self, ledger: &Ledger) -> Option<Self> {
+        let reservation = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
+        let is_due = match &self {
+            Self::Evict { uid, why, task, .. } => is_still_due(ledger, uid, why, task),
+            Self::LiftGate { uid, node, .. } => reservation(uid).is_some_and(|present| present.node == *node),
+            Self::Status { uid, purpose, .. } => purpose.stands(ledger, uid),
+        };
+        let mut write = is_due.then_some(self)?;
+        if let Self::Status { uid, change, purpose, .. } = &mut write
+            && (purpose.ends_reservation() || *purpose == StatusPurpose::ShowReservation)
+            && let Some(present) = reservation(uid)
         {
-            return None;
+            *change = StatusChange::reservation(present.clone());
+            *purpose = StatusPurpose::ShowReservation;
         }
-        if let Self::LiftGate { uid, node, .. } = &self {
-            let reservation = ledger.pod_state(uid).and_then(|pod| pod.reservation());
-            return reservation.is_some_and(|reservation| reservation.node == *node).then_some(self);
-        }
-        if let Self::Status { uid, change, purpose, .. } = &mut self {
-            let current = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
-            match purpose {
-                StatusPurpose::Nominate { reservation, .. } if current() != Some(reservation) => return None,
-                StatusPurpose::AnswerWake(said) => {
-                    let now = ledger.wake_status(uid).and_then(|wake| answer(&wake));
-                    if now.as_ref() != Some(said) {
-                        return None;
-                    }
-                }
-                StatusPurpose::EndUnknownReservation => {
-                    *change = current()
-                        .cloned()
-                        .map_or_else(StatusChange::end_reservation, StatusChange::reservation);
-                }
-                _ => {}
-            }
-        }
-        Some(self)
+        Some(write)
     }
+}
+
+/// Whether what the pod is evicted for still holds.
+fn is_still_due(ledger: &Ledger, uid: &PodUid, why: &EvictionReason, task: &EvictionTask) -> bool {
+    let is_wanted = match (task, why) {
+        (EvictionTask::Reservation { preemptor }, _) => ledger.is_evicted_for(uid, preemptor),
+        (EvictionTask::Relief, EvictionReason::Pressure { gpu, .. }) => is_relief_due(ledger, uid, gpu),
+        (EvictionTask::Relief, _) => false,
+        (EvictionTask::LoanEnd, _) => is_vram_owed(ledger, uid),
+        (EvictionTask::OrphanedMember, _) => is_orphaned(ledger, uid),
+        (EvictionTask::Overuse, _) => ledger.is_evicted_for_overuse(uid),
+    };
+    is_wanted && ledger.policy().mode == Mode::Enforce
 }
 
 impl EvictionTask {
@@ -141,6 +162,27 @@ impl EvictionTask {
 }
 
 impl StatusPurpose {
+    /// Whether it is what the pod is to be told by now.
+    fn stands(&self, ledger: &Ledger, uid: &PodUid) -> bool {
+        let reservation = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
+        match self {
+            Self::Nominate { reservation: planned, .. } => {
+                reservation().is_some_and(|present| present.is_same(planned))
+            }
+            Self::AnswerWake(said) => {
+                ledger.wake_status(uid).and_then(|wake| answer(&wake)).as_ref() == Some(said)
+            }
+            Self::ShowReservation => reservation().is_some(),
+            _ => true,
+        }
+    }
+
+    /// Whether it clears the condition of a reservation. If the pod has one by then, that is shown instead: it may be written
+    /// already, because the preempt verb does not wait for the planner's writes.
+    pub fn ends_reservation(&self) -> bool {
+        matches!(self, Self::EndReservation { .. } | Self::EndUnknownReservation | Self::AbandonReservation)
+    }
+
     fn code(&self) -> &'static str {
         match self {
             Self::Reserve => "reserve",
@@ -148,6 +190,7 @@ impl StatusPurpose {
             Self::EndReservation { .. } => "end-reservation",
             Self::EndUnknownReservation => "end-unknown-reservation",
             Self::AbandonReservation => "abandon-reservation",
+            Self::ShowReservation => "show-reservation",
             Self::CancelEviction => "cancel-eviction",
             Self::ExplainWait => "explain-wait",
             Self::AnswerWake(_) => "answer-wake",
@@ -157,13 +200,16 @@ impl StatusPurpose {
     }
 }
 
-/// Sends a write and returns the answer; `None` if it was not to be sent any more.
+/// Sends a write, if it is still to be sent, and returns what became of it.
 pub async fn perform(
-    write: PlannerWrite,
+    mut write: PlannerWrite,
     service: &Service,
     control_plane: &dyn ControlPlane,
-) -> Option<WriteOutcome> {
-    let write = write.begin(&service.cluster())?;
+) -> WriteOutcome {
+    write.read_refusal(control_plane).await;
+    // A statement of its own, so that the lock is released with it.
+    let begun = write.clone().begin(&service.cluster());
+    let Some(write) = begun else { return WriteOutcome::Dropped(write) };
     match write {
         PlannerWrite::Evict { key, uid, why, task } => {
             let span = service.traces().write("evict pod", &uid, &key);
@@ -175,7 +221,7 @@ pub async fn perform(
             }
             let outcome = span.around(control_plane.evict(&key, &uid, &why)).await;
             span.set("stowage.outcome", outcome.code());
-            Some(WriteOutcome::Evicted { key, uid, task, outcome })
+            WriteOutcome::Evicted { key, uid, task, outcome }
         }
         PlannerWrite::LiftGate { key, uid, .. } => {
             let span = service.traces().write("lift scheduling gate", &uid, &key);
@@ -183,12 +229,9 @@ pub async fn perform(
             if written.is_err() {
                 span.fail("not-written");
             }
-            Some(WriteOutcome::GateLifted { key, uid, written })
+            WriteOutcome::GateLifted { key, uid, written }
         }
-        PlannerWrite::Status { key, uid, mut change, purpose } => {
-            if let StatusPurpose::EndReservation { placed_on: Some(node) } = &purpose {
-                change.plan = refused(node, &uid, control_plane.read_pod(&key).await);
-            }
+        PlannerWrite::Status { key, uid, change, purpose } => {
             let span = service.traces().write("write pod status", &uid, &key);
             span.set("stowage.purpose", purpose.code());
             let mut written = span.around(control_plane.write_status(&key, &uid, &change)).await;
@@ -198,7 +241,22 @@ pub async fn perform(
             if written.is_err() {
                 span.fail("not-written");
             }
-            Some(WriteOutcome::Status { key, uid, purpose, written })
+            WriteOutcome::Status { key, uid, purpose, written }
+        }
+    }
+}
+
+impl PlannerWrite {
+    /// Reads why a gated pod was not bound where it was placed, if that is to be shown.
+    async fn read_refusal(&mut self, control_plane: &dyn ControlPlane) {
+        if let Self::Status {
+            key,
+            uid,
+            change,
+            purpose: StatusPurpose::EndReservation { placed_on: Some(node) },
+        } = self
+        {
+            change.plan = refused(node, uid, control_plane.read_pod(key).await);
         }
     }
 }

@@ -64,7 +64,7 @@ impl Writes {
         self.next.contains_key(uid)
     }
 
-    /// The result of the next write that ends. Never ends while none is in progress.
+    /// The result of the next write that ends; `None` if it broke off. Never ends while none is in progress.
     pub async fn next(&mut self) -> Option<WriteOutcome> {
         let Some(done) = self.under_way.join_next_with_id().await else {
             return std::future::pending().await;
@@ -95,7 +95,7 @@ impl Writes {
             (self.service.clone(), self.control_plane.clone(), self.places.clone());
         let task = self.under_way.spawn(async move {
             let _place = places.acquire_owned().await.ok()?;
-            perform(write, &service, &*control_plane).await
+            Some(perform(write, &service, &*control_plane).await)
         });
         self.about.insert(task.id(), about);
     }
@@ -103,10 +103,10 @@ impl Writes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::write::{EvictionTask, StatusPurpose};
+    use super::super::write::StatusPurpose;
     use super::*;
     use crate::ids::{NodeName, PodKey};
-    use crate::kubernetes::port::{EvictionReason, StatusChange};
+    use crate::kubernetes::port::StatusChange;
     use crate::kubernetes::testing::Recorder;
     use crate::scheduling::policy::Policy;
     use tokio::sync::oneshot;
@@ -127,9 +127,8 @@ mod tests {
         status(name, StatusChange::nominate(NodeName::parse(node).unwrap()))
     }
 
-    fn evict(name: &str) -> PlannerWrite {
-        let why = EvictionReason::Preempted { by: key("preemptor") };
-        PlannerWrite::Evict { key: key(name), uid: uid(name), why, task: EvictionTask::Relief }
+    fn touch(name: &str) -> PlannerWrite {
+        status(name, StatusChange::touch())
     }
 
     fn writes() -> (Arc<Recorder>, Writes) {
@@ -150,16 +149,20 @@ mod tests {
         let (recorder, mut writes) = writes();
         let answer = stall(&recorder);
         writes.add(nominate("a", "n"));
-        writes.add(evict("a"));
+        // It has begun, before another takes the answer that the test keeps back.
+        while recorder.stall.lock().is_some() {
+            tokio::task::yield_now().await;
+        }
+        writes.add(touch("a"));
         writes.add(nominate("a", "m"));
-        writes.add(evict("b"));
+        writes.add(touch("b"));
         writes.next().await;
-        assert_eq!(recorder.written(), ["b: evict Preempted"]);
+        assert_eq!(recorder.written(), ["b: touch"]);
         answer.send(()).unwrap();
         for _ in 0..3 {
             writes.next().await;
         }
-        assert_eq!(recorder.written(), ["a: nominate n", "a: evict Preempted", "a: nominate m"]);
+        assert_eq!(recorder.written(), ["a: nominate n", "a: touch", "a: nominate m"]);
         assert!(writes.is_empty() && !writes.concern(&uid("a")));
     }
 

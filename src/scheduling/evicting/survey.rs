@@ -86,6 +86,25 @@ impl Ledger {
             .or_else(|| survey.group_is_kept(pod_state, wanted))
     }
 
+    /// By how many pods disruption budgets are overdrawn if these are evicted for the pod, beside the victims of other pods'
+    /// reservations.
+    pub fn budget_violations<'u>(
+        &self,
+        preemptor: &PodUid,
+        victims: impl Iterator<Item = &'u PodUid>,
+    ) -> u32 {
+        let Some(pod_state) = self.pod_state(preemptor) else { return 0 };
+        let claim = self.preemptor_without_cost(preemptor);
+        let survey = CandidateSurvey::new(self, &claim, &pod_state.demand);
+        let staying = victims.filter_map(|uid| self.pod_state(uid));
+        let staying = staying.filter(|victim| self.departure_of(victim).is_none());
+        let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
+        for budget in staying.flat_map(|victim| survey.budgets_over(victim)) {
+            *wanted.entry(budget).or_default() += 1;
+        }
+        wanted.iter().map(|(budget, wanted)| wanted.saturating_sub(survey.allowed(*budget))).sum()
+    }
+
     /// The pod as a potential victim, with its eviction cost for `preemptor`; `None` if it has no place on the node.
     pub(super) fn with_eviction_cost(
         &self,

@@ -61,6 +61,12 @@ impl StoredNodes {
 }
 
 impl NodeStates {
+    /// No node, in a generation and an epoch that have not been before.
+    pub(super) fn emptied(&self) -> Self {
+        let publication = Publication::at(self.generation() + 1, self.publication.epoch() + 1);
+        Self { publication, ..Self::default() }
+    }
+
     /// A copy: it shares the states of all nodes, and the snapshot. Readings do not age there.
     pub(super) fn scratch(&self) -> Self {
         Self {

@@ -133,7 +133,7 @@ impl Ledger {
     }
 
     /// The same, by which nothing is priced.
-    pub(super) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
+    pub(in crate::scheduling) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
         let others = self.pod_states.reservations().filter(|(other, ..)| *other != uid);
         Preemptor {
             uid: Some(uid.clone()),
@@ -169,7 +169,11 @@ impl Ledger {
     }
 
     /// What the policy and the pod itself say.
-    pub(super) fn own_keep_reason(&self, pod_state: &PodState, preemptor: &Demand) -> Option<KeepReason> {
+    pub(in crate::scheduling) fn own_keep_reason(
+        &self,
+        pod_state: &PodState,
+        preemptor: &Demand,
+    ) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
         let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);

@@ -101,6 +101,17 @@ impl Ledger {
         )
     }
 
+    /// Whether the reservation of this preemptor still evicts the pod: it may have been ordered a while ago.
+    pub fn is_evicted_for(&self, victim: &PodUid, preemptor: &PodUid) -> bool {
+        let Some(pod_state) = self.pod_states.get(preemptor) else { return false };
+        let Some(reservation) = pod_state.reservation() else { return false };
+        let is_to_go = |victim: RemainingVictim| {
+            !victim.is_leaving && !victim.is_protected && self.now + victim.takes <= reservation.deadline
+        };
+        reservation.victims.contains(victim)
+            && self.remaining(victim, pod_state, reservation).is_some_and(is_to_go)
+    }
+
     fn remaining(
         &self,
         uid: &PodUid,
@@ -134,8 +145,12 @@ impl Ledger {
         }
     }
 
-    /// The API server shows a later deadline than is known: the leader has extended the reservation.
+    /// The API server shows a later deadline than is known: the leader has extended the reservation. A leader knows what it has
+    /// extended; to it, a later deadline shows that the wall clock was set back.
     pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: &Reservation) {
+        if self.origin.is_leading() {
+            return;
+        }
         let Some(known) = self.pod_states.reservation(uid) else { return };
         // What is told by wall time wavers by some milliseconds.
         if known.is_same(observed) && observed.deadline > known.deadline + SAME_DEADLINE {

@@ -5,7 +5,7 @@
 //! the condition on which it came, and its Binding says so.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, NodeState, Preemptor, ResidentPod};
+use crate::scheduling::ledger::{Ledger, NodeState, PodState, Preemptor, ResidentPod};
 use crate::units::Bytes;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -36,6 +36,15 @@ pub fn loans_to_end(
     }
     evictions.sort_by_key(|eviction| eviction.is_early);
     evictions
+}
+
+/// Whether a GPU of the borrower is still owed more than there is: its eviction may have been ordered a while ago.
+pub fn is_vram_owed(ledger: &Ledger, borrower: &PodUid) -> bool {
+    let node_state = ledger.pod_state(borrower).and_then(PodState::node).and_then(|on| ledger.node_state(on));
+    let is_one = |(.., borrowers): &(usize, Bytes, Vec<&ResidentPod>)| {
+        borrowers.iter().any(|resident| resident.uid == *borrower)
+    };
+    node_state.is_some_and(|node_state| node_state.overdrawn().iter().any(is_one))
 }
 
 fn evict_on(

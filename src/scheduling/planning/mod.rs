@@ -27,9 +27,9 @@ mod turns;
 #[cfg(test)]
 mod tests;
 
-pub use loans::{LoanEviction, loans_to_end};
+pub use loans::{LoanEviction, is_vram_owed, loans_to_end};
 pub use recall::{LoansRecalled, RecallWatch};
-pub use relief::{PressureWatch, ReliefEviction};
+pub use relief::{PressureWatch, ReliefEviction, is_relief_due};
 pub use step_budget::PlanBounds;
 
 use super::evicting::EvictionCost;

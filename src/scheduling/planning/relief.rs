@@ -11,6 +11,7 @@ use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::policy::{Preemptibility, PressureRules};
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::units::Moment;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which GPUs are under pressure, and since when: the state between two looks.
@@ -80,6 +81,28 @@ pub(super) fn is_pressed(engine_load: EngineLoad, rules: &PressureRules, was_pre
     }
 }
 
+/// Whether the pod may still be evicted from a GPU for the engine there, which is still under pressure: it may have been ordered
+/// a while ago.
+pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
+    let Some(pod_state) = ledger.pod_state(uid) else { return false };
+    let Some((node, rules)) = pod_state.node().zip(ledger.policy().planning.pressure) else { return false };
+    let load = ledger.reading(node).and_then(|reading| reading.gpu(gpu)).map(|gpu| gpu.engine_load);
+    let engine = engine_on(ledger, &ledger.pods_on(node, gpu)).and_then(|engine| ledger.pod_state(&engine));
+    load.is_some_and(|load| is_pressed(load, &rules, true))
+        && engine.is_some_and(|engine| ledger.own_keep_reason(pod_state, &engine.demand).is_none())
+}
+
+/// The most important engine of these pods.
+fn engine_on(ledger: &Ledger, there: &[PodUid]) -> Option<PodUid> {
+    let serves = |uid: &PodUid| {
+        let entry = ledger.pod_state(uid)?;
+        let class = ledger.policy().class(entry.demand.class);
+        (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
+    };
+    let engines = there.iter().filter_map(|uid| Some((serves(uid)?, Reverse(uid))));
+    engines.max().map(|(_, Reverse(uid))| uid.clone())
+}
+
 /// The cheapest evictable neighbour of the most important engine on a GPU.
 fn relieve(
     ledger: &Ledger,
@@ -88,16 +111,7 @@ fn relieve(
     not_now: &BTreeSet<PodUid>,
 ) -> Option<ReliefEviction> {
     let there = ledger.pods_on(node, gpu);
-    let policy = ledger.policy();
-    let serves = |uid: &&PodUid| {
-        let entry = ledger.pod_state(uid)?;
-        let class = policy.class(entry.demand.class);
-        (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
-    };
-    let engine = there
-        .iter()
-        .filter(|uid| serves(uid).is_some())
-        .max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
+    let engine = &engine_on(ledger, &there)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
     if there.iter().any(|uid| ledger.is_leaving(uid)) {

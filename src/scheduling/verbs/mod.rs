@@ -70,7 +70,8 @@ impl Cluster {
     /// An empty cluster under the same policy, of which no namespace is known, with the Bindings that may still land.
     pub fn emptied(&self) -> Self {
         let policy = Policy::clone(self.ledger.policy()).with_namespaces(&Default::default());
-        Self { bindings: self.bindings.clone(), ..Self::new(Arc::new(policy)) }
+        let ledger = self.ledger.emptied(Arc::new(policy));
+        Self { ledger, bindings: self.bindings.clone(), ..Self::default() }
     }
 
     /// The only way in which a cluster changes.

@@ -95,6 +95,8 @@ pub enum NotReserved {
     PolicyChanged,
     #[error("the eviction rates allow no more evictions within this minute")]
     EvictionRates,
+    #[error("the disruption budgets allow less than when victims were chosen")]
+    Budgets,
     #[error("the node or a GPU of it is gone")]
     NodeGone,
     #[error("the node changed while victims were chosen: {0}")]
@@ -240,6 +242,10 @@ impl Change for PreemptDecided {
         if !ledger.may_order(&leaving) {
             return Err(NotReserved::EvictionRates);
         }
+        // kube-scheduler deletes the victims whatever their budgets say.
+        if ledger.budget_violations(&uid, victims.evicted()) > victims.eviction_cost.violations {
+            return Err(NotReserved::Budgets);
+        }
         let node = ledger.node(&victims.node).ok_or(NotReserved::NodeGone)?;
         let devices = node.uuids(victims.gpus);
         if devices.len() < victims.gpus.iter().count() {
@@ -267,3 +273,6 @@ impl Change for LeftToPlanner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,10 +3,10 @@
 
 use super::{Change, Cluster};
 use crate::ids::PodUid;
-use crate::scheduling::ledger::eviction_allowance::ScopeKey;
-use crate::scheduling::ledger::{AssumeConflict, PendingPod};
+use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
+use crate::scheduling::ledger::{AssumeConflict, Ledger, PendingPod};
 pub use crate::scheduling::planning::LoansRecalled;
-use crate::scheduling::planning::PlannedPlacement;
+use crate::scheduling::planning::{EvictionRight, PlannedPlacement};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,18 @@ pub struct ReservePlaces {
     pub places: Vec<PlannedPlacement>,
     /// The generation that was planned on.
     pub generation: u64,
+}
+
+/// Why no pod has a reservation from a plan step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepRefusal {
+    /// Others were evicted since the plan was begun, or the policy allows fewer evictions.
+    #[error("{0}")]
+    EvictionLimit(EvictionLimit),
+    #[error("the policy moves no pods any more")]
+    ConsolidationOff,
+    #[error("{0}")]
+    Conflict(#[from] AssumeConflict),
 }
 
 /// A previous leader or process may have refused every pending pod.
@@ -117,22 +129,43 @@ impl Change for NoPlacementFound {
 }
 
 impl Change for ReservePlaces {
-    /// The first placement that the ledger refuses, by its index, and why. Then no pod has a reservation from this step.
-    type Output = Result<(), (usize, AssumeConflict)>;
+    /// A placement because of which the step is refused, by its index, and why.
+    type Output = Result<(), (usize, StepRefusal)>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let Self { places, generation } = self;
         let ledger = &mut cluster.ledger;
-        for (index, place) in places.iter().enumerate() {
-            if let Err(conflict) = place.take(ledger) {
-                places[..index].iter().for_each(|reserved| ledger.release_reservation(&reserved.uid));
-                places.iter().for_each(|place| ledger.note_no_placement(&place.uid, generation));
-                return Err((index, conflict));
-            }
+        let may_take = may_take(ledger, &places).map_err(|refusal| (0, refusal));
+        let taken = may_take.and_then(|()| take_all(ledger, &places));
+        match taken {
+            Ok(()) => places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims)),
+            Err(_) => places.iter().for_each(|place| ledger.note_no_placement(&place.uid, generation)),
         }
-        places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims));
-        Ok(())
+        taken
     }
+}
+
+/// Whether the policy in force lets the victims of a step be evicted: all together, as they were planned.
+fn may_take(ledger: &Ledger, places: &[PlannedPlacement]) -> Result<(), StepRefusal> {
+    let is_moving = places.iter().any(|place| place.by == EvictionRight::Moves);
+    if is_moving && ledger.policy().planning.consolidation.is_none() {
+        return Err(StepRefusal::ConsolidationOff);
+    }
+    let victims: BTreeSet<&PodUid> =
+        places.iter().flat_map(|place| place.reservation.victims.iter()).collect();
+    let victims: Vec<PodUid> = victims.into_iter().cloned().collect();
+    ledger.eviction_limit(&victims).map_or(Ok(()), |limit| Err(StepRefusal::EvictionLimit(limit)))
+}
+
+/// Takes all placements, or none.
+fn take_all(ledger: &mut Ledger, places: &[PlannedPlacement]) -> Result<(), (usize, StepRefusal)> {
+    for (index, place) in places.iter().enumerate() {
+        if let Err(conflict) = place.take(ledger) {
+            places[..index].iter().for_each(|reserved| ledger.release_reservation(&reserved.uid));
+            return Err((index, conflict.into()));
+        }
+    }
+    Ok(())
 }
 
 impl Change for AllMayBeRefused {

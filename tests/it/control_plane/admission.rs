@@ -175,6 +175,50 @@ async fn s6_no_annotation_puts_devices_into_a_container() {
     }
 }
 
+/// A kubelet whose writes are refused never shows a pod running, nor ended: it could not be evicted.
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_annotations_it_has() {
+    let Some(world) = installed().await else { return };
+    let in_force = {
+        let mut pod = pod(None, &json!([]), &json!({}));
+        pod["metadata"]["annotations"] = json!({ "stowage.dev/devices": "GPU-1" });
+        pod
+    };
+    eventually("the policy is in force", async || {
+        let outcome = try_to_create(&world.client, "default", &in_force).await;
+        outcome.is_err_and(|said| said.contains(ONLY_STOWAGE)).then_some(())
+    })
+    .await;
+    let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
+    let params = PatchParams::default();
+    // Few long keys cost as much as many short ones.
+    for (name, keys, width) in
+        [("few", 10, 5), ("short", 20_000, 5), ("shortest", 35_000, 5), ("long", 800, 300)]
+    {
+        let key = |n: usize| match width {
+            ..10 => format!("{n:0width$x}"),
+            _ => format!("{}/{n:060}", "a.".repeat(120).trim_end_matches('.')),
+        };
+        let annotations: serde_json::Map<String, Value> = (0..keys).map(|n| (key(n), json!(""))).collect();
+        let mut tried = pod(None, &json!([]), &json!({}));
+        tried["metadata"] = json!({ "name": name, "annotations": annotations });
+        if let Err(refused) =
+            pods.create(&PostParams::default(), &serde_json::from_value(tried).unwrap()).await
+        {
+            assert_ne!(name, "few", "{refused}");
+            println!("{name}: not admitted");
+            continue;
+        }
+        let running = json!({ "status": { "phase": "Running" } });
+        let written = pods.patch_status(name, &params, &Patch::Strategic(running)).await;
+        assert!(written.is_ok(), "{name}: {}", written.unwrap_err());
+        // So does a controller that keeps a note of its own there.
+        let noted = json!({ "metadata": { "annotations": { key(1): "noted" } } });
+        let written = pods.patch(name, &params, &Patch::Merge(noted)).await;
+        assert!(written.is_ok(), "{name}: {}", written.unwrap_err());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
     let Some(world) = installed().await else { return };

@@ -4,7 +4,7 @@ use super::super::write::{PlannerWrite, StatusPurpose};
 use super::*;
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::kubernetes::port::StatusChange;
-use crate::scheduling::verbs::wait::Reserve;
+use crate::scheduling::verbs::wait::{ReleaseReservation, Reserve};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Tenure;
 use tokio::sync::oneshot;
@@ -158,23 +158,85 @@ async fn a_nomination_is_not_sent_once_its_reservation_has_ended_or_changed() {
         let change = StatusChange::nominate(NodeName::parse("n").unwrap());
         write("serving", change, StatusPurpose::Nominate { reservation, is_gated: false })
     };
-    let other = Reservation { deadline: reservation.deadline + Millis(1), ..reservation.clone() };
-    let nominated = nomination(reservation);
-    assert_eq!(nominated.clone().begin(&bench.service.cluster()), Some(nominated.clone()));
-    assert_eq!(nomination(other).begin(&bench.service.cluster()), None);
+    let is_sent = |bench: &PlannerFixture, reservation: &Reservation| {
+        nomination(reservation.clone()).begin(&bench.service.cluster()).is_some()
+    };
+    assert!(is_sent(&bench, &reservation));
+    let extended = Reservation { deadline: reservation.deadline + Millis(1), ..reservation.clone() };
+    assert!(is_sent(&bench, &extended), "it is the same one");
+    assert!(!is_sent(&bench, &Reservation { victims: [].into(), ..reservation.clone() }));
     bench.pass(61);
-    assert_eq!(nominated.begin(&bench.service.cluster()), None);
+    assert!(!is_sent(&bench, &reservation));
+}
+
+#[tokio::test]
+async fn a_nomination_that_is_not_sent_is_followed_by_that_to_the_pods_present_reservation() {
+    let mut bench = PlannerFixture::new(&["n", "m"]);
+    bench.show(gated("a", 40, 0));
+    bench.begin_tick();
+    // The plan is in force, and its nomination waits to be sent.
+    bench.planner.go_on().await;
+    let planned = reservation_for(&bench, "a");
+    let other = if planned.node.as_str() == "n" { "m" } else { "n" };
+    let mut ledger = bench.service.cluster();
+    ledger.apply(ReleaseReservation(uid("a")));
+    let reservation = Reservation { node: NodeName::parse(other).unwrap(), ..planned };
+    ledger.apply(Reserve { uid: uid("a"), reservation }).unwrap();
+    drop(ledger);
+    assert_eq!(bench.settle().await, Vec::<String>::new());
+    let nominated = format!("a: nominate {other}, placed");
+    assert_eq!(bench.tick().await, [nominated.as_str(), "a: lift"]);
+}
+
+#[tokio::test]
+async fn a_leader_extends_no_reservation_because_its_condition_shows_a_later_deadline() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
+    let deadline = reservation_for(&bench, "serving").deadline;
+    let mut pod = bench.pod("serving");
+    // As it looks after the wall clock was set back by 40 minutes.
+    pod["status"]["conditions"] = reservation_observed(&["uid-job"], 2400);
+    bench.show(pod);
+    assert_eq!(reservation_for(&bench, "serving").deadline, deadline);
 }
 
 #[test]
-fn a_reservation_made_while_an_unknown_one_waits_to_be_ended_is_shown_instead() {
+fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_instead() {
+    let n = NodeName::parse("n").unwrap();
+    let nominated_no_more = StatusChange::end_reservation_and_nomination();
+    for (change, purpose) in [
+        (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation),
+        (nominated_no_more.clone(), StatusPurpose::EndReservation { placed_on: Some(n) }),
+        (nominated_no_more, StatusPurpose::AbandonReservation),
+    ] {
+        let mut bench = PlannerFixture::new(&["n"]);
+        bench.show(bound("job", "n", 60, -10));
+        bench.show(waiting("serving", 50, 100));
+        let end = write("serving", change, purpose);
+        assert_eq!(end.clone().begin(&bench.service.cluster()), Some(end.clone()));
+        hold_as_the_verb_does(&bench, "serving", "job");
+        let Some(PlannerWrite::Status { change, .. }) = end.begin(&bench.service.cluster()) else {
+            panic!("it is written");
+        };
+        assert_eq!(change, StatusChange::reservation(reservation_for(&bench, "serving")));
+    }
+}
+
+#[tokio::test]
+async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_after_it() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    let end = write("serving", StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
-    assert_eq!(end.clone().begin(&bench.service.cluster()), Some(end.clone()));
     hold_as_the_verb_does(&bench, "serving", "job");
-    let own = StatusChange::reservation(reservation_for(&bench, "serving"));
-    let shown = write("serving", own, StatusPurpose::EndUnknownReservation);
-    assert_eq!(end.begin(&bench.service.cluster()), Some(shown));
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.pass(61);
+    tokio::task::yield_now().await;
+    assert!(bench.recorder.stall.lock().is_none(), "its end is being written");
+    // The verb has written its condition already, past the planner's queue.
+    hold_as_the_verb_does(&bench, "serving", "job");
+    answer.send(()).unwrap();
+    assert_eq!(bench.settle().await, ["serving: end hold", "serving: hold n"]);
 }

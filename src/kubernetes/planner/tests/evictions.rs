@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::policy::{EvictionRates, Mode, OveruseRule, WhenIncomplete};
+use crate::scheduling::policy::{
+    EvictionRates, Mode, OveruseRule, Preemptibility, WhenIncomplete, built_in_classes,
+};
 use crate::scheduling::verbs::observe::ReadingReported;
-use crate::scheduling::verbs::wait::EvictionsOrdered;
+use crate::scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation};
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
 use crate::units::{Bytes, Percent};
 
@@ -51,9 +53,14 @@ fn pressed(policy: Policy) -> PlannerFixture {
 }
 
 fn report_pressure(bench: &PlannerFixture) {
-    let pressure = EngineLoad::of(Percent::new(97), Some(0));
+    report_load(bench, 97);
+}
+
+/// So much of the engine's KV cache is in use.
+fn report_load(bench: &PlannerFixture, kv_cache: u8) {
+    let load = EngineLoad::of(Percent::new(kv_cache), Some(0));
     let uuid = GpuUuid::from_index(0);
-    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: load };
     let mut ledger = bench.service.cluster();
     let sampled = ledger.now();
     ledger.apply(ReadingReported {
@@ -247,6 +254,88 @@ async fn an_eviction_for_overuse_that_waits_to_be_sent_is_dropped_if_the_policy_
         bench.planner.go_on().await;
         assert_eq!(bench.recorder.written(), Vec::<String>::new());
     }
+}
+
+fn evictions(written: &[String]) -> Vec<&String> {
+    written.iter().filter(|write| write.contains("evict")).collect()
+}
+
+/// The eviction of a job waits to be sent, for the reservation of a pod with a higher priority.
+async fn waiting_to_evict() -> PlannerFixture {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
+    bench.begin_tick();
+    bench
+}
+
+#[tokio::test]
+async fn an_eviction_that_waits_to_be_sent_is_dropped_once_its_reservation_has_ended() {
+    let ends: [fn(&mut PlannerFixture); 3] = [
+        |bench| bench.gone("serving"),
+        |bench| bench.pass(300),
+        |bench| bench.service.cluster().apply(ReleaseReservation(uid("serving"))),
+    ];
+    for end in ends {
+        let mut bench = waiting_to_evict().await;
+        end(&mut bench);
+        assert_eq!(evictions(&bench.settle().await), Vec::<&String>::new());
+    }
+}
+
+#[tokio::test]
+async fn an_eviction_that_waits_to_be_sent_is_dropped_in_shadow_mode_and_sent_after_it() {
+    let mut bench = waiting_to_evict().await;
+    let mut shadow = Policy::default();
+    shadow.mode = Mode::Shadow;
+    bench.service.set_policy(shadow);
+    assert_eq!(bench.settle().await, Vec::<String>::new());
+    bench.service.set_policy(Policy::default());
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+}
+
+#[tokio::test]
+async fn an_eviction_that_waits_to_be_sent_is_dropped_if_the_policy_protects_the_pod_by_then() {
+    let mut bench = waiting_to_evict().await;
+    let mut classes = built_in_classes();
+    classes.iter_mut().for_each(|class| class.eviction = Preemptibility::Never);
+    bench.service.set_policy(Policy::default().with_classes(classes).unwrap());
+    assert_eq!(bench.settle().await, Vec::<String>::new());
+    let written = bench.tick().await;
+    assert!(written.contains(&"serving: end hold, clear nomination".to_owned()), "{written:?}");
+    assert_eq!(evictions(&written), Vec::<&String>::new());
+}
+
+#[tokio::test]
+async fn the_eviction_of_a_neighbour_that_waits_to_be_sent_is_dropped_once_the_pressure_is_over() {
+    let mut bench = pressed(Policy::default());
+    for _ in 0..6 {
+        bench.pass(2);
+        report_pressure(&bench);
+        bench.begin_tick();
+        if !bench.planner.is_idle() {
+            break;
+        }
+    }
+    assert!(!bench.planner.is_idle(), "a neighbour is to be evicted now");
+    bench.pass(1);
+    report_load(&bench, 10);
+    assert_eq!(bench.settle().await, Vec::<String>::new());
+    assert_eq!(
+        press(&mut bench).await,
+        ["small: evict EnginePressure"],
+        "the pressure is back, and the pod can be evicted"
+    );
+}
+
+#[tokio::test]
+async fn the_eviction_of_an_orphaned_member_that_waits_to_be_sent_is_dropped_once_its_group_is_whole() {
+    let mut bench = broken_pair(EvictionRates::default()).await;
+    bench.pass(31);
+    bench.begin_tick();
+    bench.show(of_a_pair("b", bound("b", "n", 50, 100)));
+    assert_eq!(evictions_of("a", &bench.settle().await), 0);
 }
 
 #[tokio::test]

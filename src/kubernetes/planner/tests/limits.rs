@@ -3,6 +3,7 @@
 use super::*;
 use crate::scheduling::policy::EvictionRates;
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::scheduling::verbs::wait::EvictionsOrdered;
 
 fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
     let mut policy = Policy::default();
@@ -29,6 +30,24 @@ async fn b1_a_refused_pod_that_eviction_limits_keep_pending_gets_an_event_that_d
     bench.pass(65);
     let written = bench.tick().await;
     assert!(written.iter().any(|write| write.starts_with("z: hold ")), "its minute has come: {written:?}");
+}
+
+#[tokio::test]
+async fn a_plan_takes_no_effect_beyond_what_the_eviction_limits_have_left_by_then() {
+    let mut none = Policy::default();
+    none.preemption.evictions_per_minute = EvictionRates { cluster: 0, ..EvictionRates::default() };
+    let used_up: [&dyn Fn(&PlannerFixture); 2] =
+        [&|bench| bench.service.cluster().apply(EvictionsOrdered(vec![uid("job-n")])), &|bench| {
+            assert!(bench.service.set_policy(none.clone()))
+        }];
+    for use_up in used_up {
+        let mut bench = one_a_minute(&["m", "n"]);
+        bench.show(gated("y", 50, 100));
+        bench.begin_tick();
+        use_up(&bench);
+        assert_eq!(bench.settle().await, Vec::<String>::new());
+        assert_eq!(bench.service.cluster().totals().reservations, 0);
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::scheduling::testkit::{in_namespace, lending};
+use crate::scheduling::verbs::tick::PolicySet;
+use crate::scheduling::verbs::wait::ReservePlaces;
 
 /// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
 fn halves(policy: Policy) -> LedgerCluster {
@@ -29,6 +31,16 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
         "by no other right"
     );
     assert_eq!(place.take(&mut cluster), Ok(()));
+}
+
+#[test]
+fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
+    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
+    let steps = steps(&mut cluster, 64);
+    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    cluster.apply(PolicySet { policy: Policy::default(), prepared: None });
+    let reserved = cluster.apply(ReservePlaces { places: places.clone(), generation: 0 });
+    assert!(reserved.is_err() && cluster.totals().reservations == 0, "{reserved:?}");
 }
 
 #[test]

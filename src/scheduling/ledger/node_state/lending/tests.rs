@@ -2,7 +2,7 @@
 
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
-use crate::scheduling::planning::loans_to_end;
+use crate::scheduling::planning::{is_vram_owed, loans_to_end};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
@@ -103,6 +103,21 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(!cluster.open_wakes()[0].is_wakeable, "the job has what the engine was granted");
     assert_eq!(cluster.evicted(), [uid("job")]);
+}
+
+#[test]
+fn a_borrower_is_to_go_only_as_long_as_its_lender_is_to_wake() {
+    let mut cluster = asleep();
+    cluster.lend_to_a_job();
+    let is_to_go = |cluster: &LedgerCluster| is_vram_owed(cluster, &uid("job"));
+    assert!(!is_to_go(&cluster));
+    cluster.ask_to_wake();
+    assert!(is_to_go(&cluster));
+    // It asks no more, and sleeps on.
+    cluster.run("engine", ("n", 0), shared(60, 0), None, ObservedDisruptionInfo::default());
+    cluster.pass(1);
+    cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
+    assert!(!is_to_go(&cluster) && cluster.evicted().is_empty());
 }
 
 #[test]
