@@ -209,7 +209,11 @@ impl Service {
     pub fn set_policy(&self, policy: Policy) -> bool {
         // A statement of its own, so that the lock is released with it.
         let copy = self.cluster().scratch();
-        let prepared = PreparedPolicy::new(copy, policy);
+        let mut prepared = PreparedPolicy::new(copy, policy);
+        for _ in 0..CATCHING_UP {
+            let copy = self.cluster().scratch();
+            prepared = prepared.caught_up(copy);
+        }
         let reads_namespaces = prepared.policy().reads_namespaces();
         let selections = prepared.policy().selections().clone();
         let remembered = Remembered::of(prepared.classified());
@@ -400,6 +404,10 @@ fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
+
+/// How often a prepared policy is brought to what has changed meanwhile, beside the lock. The first preparation takes seconds on a
+/// large cluster, in which thousands of pods and nodes change; in each one after it fewer do, and the last change under the lock.
+const CATCHING_UP: usize = 4;
 
 /// The clock does not begin at zero: a pod that has run for days must be known to have run for days in the first second too. No
 /// minimum runtime is longer than a year.

@@ -72,6 +72,18 @@ impl PreparedPolicy {
         Self { earlier: Box::new(copy), changed: Box::new(changed), classified: Arc::new(classified) }
     }
 
+    /// The same, made of a later copy of the same ledger. Only what has changed between the two is gone through, so that it takes less
+    /// time than the first preparation, and less has changed once it is done.
+    pub fn caught_up(self, copy: Ledger) -> Self {
+        if !self.is_current(&copy) {
+            return Self::new(copy, Policy::clone(&self.changed.policy));
+        }
+        let (mut changed, classified) = (copy.clone(), self.classified.clone());
+        drop(changed.take_policy(self));
+        changed.snapshot().sum_up();
+        Self { earlier: Box::new(copy), changed: Box::new(changed), classified }
+    }
+
     pub fn policy(&self) -> &Arc<Policy> {
         &self.changed.policy
     }

@@ -166,13 +166,13 @@ struct RecordedCluster {
     inputs: Vec<String>,
     /// What was decided, as text.
     decisions: Vec<String>,
-    /// What the next policy is prepared on.
-    copy: Option<Ledger>,
+    /// What the next policy is prepared on, and then brought to, one after the other.
+    copies: Vec<Ledger>,
 }
 
 impl RecordedCluster {
     fn of(cluster: Cluster) -> Self {
-        Self { cluster, inputs: Vec::new(), decisions: Vec::new(), copy: None }
+        Self { cluster, inputs: Vec::new(), decisions: Vec::new(), copies: Vec::new() }
     }
 
     fn new() -> Self {
@@ -314,7 +314,7 @@ impl RecordedCluster {
             OutsideEvent::Recall(begin, end) => {
                 self.apply(LoansRecalled { begin: vec![uid(begin)], end: vec![uid(end)] });
             }
-            OutsideEvent::Copy => self.copy = Some(self.cluster.scratch()),
+            OutsideEvent::Copy => self.copies.push(self.cluster.scratch()),
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = if shortlist % 2 == 0 { lending() } else { selecting() };
                 policy.scoring.shortlist = shortlist;
@@ -331,10 +331,15 @@ impl RecordedCluster {
                 }
                 let policy =
                     policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
-                let set = match self.copy.take() {
-                    Some(copy) => PolicySet::from(PreparedPolicy::new(copy, policy)),
-                    None => PolicySet { policy, prepared: None },
-                };
+                let prepared =
+                    std::mem::take(&mut self.copies).into_iter().fold(
+                        None,
+                        |prepared, copy| match prepared {
+                            None => Some(PreparedPolicy::new(copy, policy.clone())),
+                            Some(prepared) => Some(PreparedPolicy::caught_up(prepared, copy)),
+                        },
+                    );
+                let set = prepared.map_or(PolicySet { policy, prepared: None }, PolicySet::from);
                 self.apply(set);
             }
             OutsideEvent::Label(name, Some(label)) => {
