@@ -41,8 +41,8 @@ use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use victims::Victims;
 
-/// Twice what histories without a bug come to, with all requests that are under way.
-const MOST_TASKS: usize = 150;
+/// More than twice what histories without a bug come to, with all requests that are under way.
+const MOST_TASKS: usize = 250;
 const STEP: Duration = Duration::from_millis(400);
 /// Longer than everything that a history leaves behind: the latest landing of a write, a reservation's and a gate's deadline.
 const QUIET: Duration = Duration::from_secs(150);
