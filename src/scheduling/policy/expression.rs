@@ -381,8 +381,6 @@ mod tests {
         let text = bomb(25);
         assert!(text.len() < 633 && Expression::compile(&bomb(3)).is_ok());
         assert!(Expression::compile(&text).is_err(), "its text would have 8 GiB, of 633 bytes of CEL");
-        let refused = (3..25).find_map(|levels| Expression::compile(&bomb(levels)).err()).unwrap();
-        assert!(refused.message.contains("it may go through"), "its text is too long before it is too deep");
     }
 
     #[test]
