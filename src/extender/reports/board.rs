@@ -46,16 +46,24 @@ pub struct Latest {
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
-    /// The machine that the same boot of the agent was on when its latest report counted.
-    pub machine: Option<&'a NodeIdentity>,
+    /// Where the same boot of the agent was when its latest report counted; `None` for the first report of a boot.
+    pub origin: Option<&'a ReportOrigin>,
+}
+
+/// Which machine the reports of one boot of an agent are from, as far as is known.
+#[derive(Debug, Clone, Default)]
+pub struct ReportOrigin {
+    /// The Node object that had the name.
+    pub machine: Option<NodeIdentity>,
+    /// It has none of the GPUs of that machine: it may be on the one that comes under the name, which is not known yet.
+    pub is_ahead: bool,
 }
 
 /// The stored part of a report.
 #[derive(Debug, Default)]
 struct BoardEntry {
     boot_id: String,
-    /// The Node object that had the name then.
-    machine: Option<NodeIdentity>,
+    origin: ReportOrigin,
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
@@ -75,28 +83,28 @@ impl Default for Board {
 
 impl Board {
     /// Stores the report as its node's latest, unless there is a later one or `apply` rejects it. `text` is what it was parsed
-    /// from. `apply` also gets the entry before it and returns the machine the report is from; for one node it is called for
-    /// one report at a time, in their order.
+    /// from. `apply` also gets the entry before it and returns where the report is from; for one node it is called for one report
+    /// at a time, in their order.
     pub fn take(
         &self,
         report: &NodeReport,
         text: &str,
         received: Moment,
-        apply: impl FnOnce(PreviousReport<'_>) -> Result<Option<NodeIdentity>, ReportError>,
+        apply: impl FnOnce(PreviousReport<'_>) -> Result<ReportOrigin, ReportError>,
     ) -> Result<(), ReportError> {
         match self.places.entry(report.node.clone()) {
             Entry::Vacant(place) => {
-                let machine = apply(PreviousReport::default())?;
+                let origin = apply(PreviousReport::default())?;
                 let boot_id = report.boot_id.clone();
                 place
-                    .insert(BoardEntry { boot_id, machine, ..BoardEntry::default() })
+                    .insert(BoardEntry { boot_id, origin, ..BoardEntry::default() })
                     .advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.is_before(report)?;
-                let machine = place.machine.as_ref().filter(|_| place.boot_id == report.boot_id);
-                place.machine = apply(PreviousReport { findings: &place.findings, machine })?;
+                let origin = (place.boot_id == report.boot_id).then_some(&place.origin);
+                place.origin = apply(PreviousReport { findings: &place.findings, origin })?;
                 place.advance(report, text, received);
             }
         }
@@ -229,7 +237,9 @@ mod tests {
 
     fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
         let text = text(node, boot, sequence);
-        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(None))
+        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| {
+            Ok(ReportOrigin::default())
+        })
     }
 
     fn take(board: &Board, boot: &str, sequence: u64) -> Result<(), ReportError> {
@@ -284,7 +294,7 @@ mod tests {
         let filler = "x".repeat(MAX_TEXT);
         let text = text("a", "boot", 1).replacen('{', &format!(r#"{{"unknown":"{filler}","#), 1);
         let report: NodeReport = serde_json::from_str(&text).unwrap();
-        board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
+        board.take(&report, &text, Moment(1), |_| Ok(ReportOrigin::default())).unwrap();
         assert_eq!(board.latest(&report.node).unwrap().report, report);
         assert!(board.places.get(&report.node).unwrap().text.len() < 200);
     }

@@ -110,3 +110,26 @@ fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
         assert_eq!(healthy(&extender), 3);
     }
 }
+
+/// The agent of a new machine may be faster than the watch that shows the new Node.
+#[test]
+fn an_agent_that_was_ahead_of_the_watch_of_nodes_counts_once_its_node_shows() {
+    let extender = crowded();
+    let shows = |node: &str| {
+        let identity = Some(identity(node, Some(node)));
+        extender
+            .service
+            .cluster()
+            .apply(NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) });
+    };
+    let of_new = |sequence| report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-");
+    shows("first");
+    assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
+    assert_eq!(take_report(&extender, &of_new(1)).accepted, 1);
+    assert_eq!(take_report(&extender, &of_new(2)).accepted, 1);
+    shows("second");
+    assert_eq!(take_report(&extender, &of_new(3)).accepted, 1, "it never was on the first machine");
+    shows("third");
+    let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_new(4).as_bytes());
+    assert!(late.is_err(), "and it is not on the third");
+}

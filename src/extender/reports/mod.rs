@@ -20,6 +20,7 @@ pub mod validate;
 
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
+use board::ReportOrigin;
 pub use bodies::{Bodies, announced};
 pub use validate::{Flaw, ReportError};
 
@@ -30,7 +31,6 @@ use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::service::RecordingTap;
 use crate::units::Moment;
 use serde::Serialize;
@@ -154,38 +154,44 @@ fn take(
     }
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {
-        let machine = apply(extender, &report, received, before.machine)?;
+        let origin = apply(extender, &report, received, before.origin)?;
         pod_warnings::of_report(extender, before.findings, &report);
-        Ok(machine)
+        Ok(origin)
     })
 }
 
 /// Applies a report that counts: it is complete, it is from its own node, and no later one of that node is known. If it is
-/// rejected here it changes nothing. `known_on` is the machine on which the same agent boot was seen before; returns the
-/// machine that has the node's name now.
+/// rejected here it changes nothing. `known` is where the same agent boot was seen before; returns where it is now.
 fn apply(
     extender: &Extender,
     report: &NodeReport,
     received: Moment,
-    known_on: Option<&NodeIdentity>,
-) -> Result<Option<NodeIdentity>, ReportError> {
+    known: Option<&ReportOrigin>,
+) -> Result<ReportOrigin, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
     let fresh = extender.service.cluster().policy().telemetry.fresh;
     let reading = report.reading(received, fresh);
-    let (before, machine, woken) = {
+    let (before, origin, woken) = {
         let mut ledger = extender.service.cluster();
         if !ledger.has_node(node) {
             return Err(unknown());
         }
         let machine = ledger.node_identity(node).cloned();
-        if known_on.zip(machine.as_ref()).is_some_and(|(known, now)| !known.is_same_machine(now)) {
+        let known_on = known.and_then(|known| known.machine.as_ref());
+        let is_replaced =
+            known_on.zip(machine.as_ref()).is_some_and(|(known, now)| !known.is_same_machine(now));
+        let was_ahead = known.is_some_and(|known| known.is_ahead);
+        if is_replaced && !was_ahead {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
+        let mut origin = ReportOrigin { machine, is_ahead: was_ahead && !is_replaced };
         // A report without GPUs keeps the known ones.
-        let Some(devices) = validate::devices(report) else { return Ok(machine) };
+        let Some(devices) = validate::devices(report) else { return Ok(origin) };
         let are_all = validate::lists_all_gpus(report);
         let before = devices_of(&ledger, node);
+        origin.is_ahead |=
+            known.is_none() && before.as_ref().is_some_and(|known| are_others(known, &devices));
         // What is recorded is kept for a moment: by the names that the ledger has it keeps nothing of the report in memory.
         let is_recorded = extender.service.recording().is_some_and(RecordingTap::is_recording);
         let devices = match &before {
@@ -212,13 +218,21 @@ fn apply(
 
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
-        (before.filter(is_other), machine, woken.unwrap_or_default())
+        (before.filter(is_other), origin, woken.unwrap_or_default())
     };
     pod_warnings::of_wakes(extender, node, woken);
     if let Some(before) = before {
         pod_warnings::of_losses(extender, &before, report);
     }
-    Ok(machine)
+    Ok(origin)
+}
+
+/// Whether agents have reported only other GPUs of the node so far.
+fn are_others(known: &[Device], reported: &[Device]) -> bool {
+    let is_other = |known: &Device| {
+        known.uuid.index().is_none() && reported.iter().all(|device| device.uuid != known.uuid)
+    };
+    !known.is_empty() && !reported.is_empty() && known.iter().all(is_other)
 }
 
 /// The same list as long as nothing in it has changed.

@@ -2,6 +2,7 @@
 //!
 //! Each operation has random numbers of its own, so that a history without some of its requests keeps the outcomes of the others.
 
+use super::clock;
 use super::fault::FaultKind;
 use crate::kubernetes::port::WriteTimes;
 use crate::lab::demo::api_server::faults::{DelayStage, FaultSource, InjectedFault, Operation};
@@ -11,23 +12,39 @@ use std::time::Duration;
 
 /// The dice of operations begin here among the purposes of a seed.
 const FIRST_PURPOSE: u64 = 100;
+/// Among them, the dice of what happens to all Bindings for a while.
+const OUTAGES: u64 = 99;
+
+/// Longer than any write is waited for.
+const HANGS: Duration = Duration::from_secs(3600);
 
 /// What the outcomes of a history's requests are drawn with.
 pub struct Fates {
     pub seed: u64,
     pub times: WriteTimes,
-    /// Whether some Bindings land later than the write times allow.
+    /// Whether some writes land later than the write times allow.
     pub has_proxy: bool,
     pub without: BTreeSet<FaultKind>,
 }
 
+/// From when until when a webhook answers nobody.
+type Outage = (Duration, Duration);
+
 impl Fates {
     pub fn source(self) -> FaultSource {
         let mut dice: BTreeMap<Operation, Random> = BTreeMap::new();
+        let outages = outages(self.seed);
         Box::new(move |_, operation| {
             let purpose = FIRST_PURPOSE + operation as u64;
             let dice = dice.entry(operation).or_insert_with(|| Random::seeded(self.seed, purpose));
-            let (kind, fault) = self.drawn(operation, dice)?;
+            let (mut kind, mut fault) = self.drawn(operation, dice)?;
+            if operation == Operation::Binding
+                && are_on(&outages)
+                && !self.without.contains(&FaultKind::HungWebhook)
+            {
+                (kind, fault) =
+                    (Some(FaultKind::HungWebhook), InjectedFault::LandsLate(DelayStage::Queue, HANGS));
+            }
             let is_left_out = kind.is_some_and(|kind| self.without.contains(&kind));
             Some(if is_left_out { soon(dice) } else { fault })
         })
@@ -35,9 +52,9 @@ impl Fates {
 
     fn drawn(&self, operation: Operation, dice: &mut Random) -> Option<(Option<FaultKind>, InjectedFault)> {
         Some(match operation {
-            Operation::Binding | Operation::PodStatus | Operation::Eviction | Operation::Pod => {
-                self.of_write(dice, self.has_proxy && operation == Operation::Binding)
-            }
+            Operation::Binding => self.of_write(dice, if self.has_proxy { 40 } else { 0 }),
+            Operation::PodStatus => self.of_write(dice, if self.has_proxy { 30 } else { 0 }),
+            Operation::Eviction | Operation::Pod => self.of_write(dice, 0),
             Operation::Lease => of_lease(dice),
             Operation::GetLease => (None, soon(dice)),
             Operation::GetPod => of_read(dice),
@@ -47,12 +64,13 @@ impl Fates {
         })
     }
 
-    fn of_write(&self, dice: &mut Random, is_buffered: bool) -> (Option<FaultKind>, InjectedFault) {
+    /// `buffered` of a hundred writes are delayed by a proxy.
+    fn of_write(&self, dice: &mut Random, buffered: usize) -> (Option<FaultKind>, InjectedFault) {
         let times = self.times;
         let latest = times.latest_landing().mul_f64(0.99);
         let late = |stage, delay| (Some(FaultKind::LateWrite), InjectedFault::LandsLate(stage, delay));
         match dice.below(100) {
-            0..40 if is_buffered => {
+            drawn if drawn < buffered => {
                 let later =
                     times.latest_landing() + between(dice, Duration::from_secs(5), Duration::from_secs(40));
                 (Some(FaultKind::ProxyDelay), InjectedFault::LandsLate(DelayStage::Network, later))
@@ -69,11 +87,27 @@ impl Fates {
     }
 }
 
+/// In half of the histories there is one or another time at which no Binding is answered.
+fn outages(seed: u64) -> Vec<Outage> {
+    let mut dice = Random::seeded(seed, OUTAGES);
+    let outage = |dice: &mut Random| {
+        let begins = between(dice, Duration::from_secs(20), Duration::from_secs(220));
+        (begins, begins + between(dice, Duration::from_secs(5), Duration::from_secs(60)))
+    };
+    (0..dice.below(4).saturating_sub(1)).map(|_| outage(&mut dice)).collect()
+}
+
+fn are_on(outages: &[Outage]) -> bool {
+    let now = clock::elapsed();
+    outages.iter().any(|(begins, ends)| (*begins..*ends).contains(&now))
+}
+
 /// What an applied fault is called; `None` for an answer that is only not immediate.
 pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) -> Option<FaultKind> {
     match (operation, fault) {
         (_, InjectedFault::AnswersLate(delay)) if delay <= SOON => None,
         (Operation::Lease, _) => Some(FaultKind::LostLease),
+        (_, InjectedFault::LandsLate(DelayStage::Queue, HANGS)) => Some(FaultKind::HungWebhook),
         (_, InjectedFault::LandsLate(DelayStage::Network, delay)) if delay > times.latest_landing() => {
             Some(FaultKind::ProxyDelay)
         }

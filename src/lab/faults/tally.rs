@@ -36,6 +36,8 @@ pub struct FaultTally {
     pub faults: BTreeMap<FaultKind, u64>,
     /// GPUs overallocated by a Binding that was delayed for longer than the write times allow.
     pub by_proxy: u64,
+    /// Bindings and reservations that landed while another leader acted.
+    pub landed_late: u64,
     /// Conflicts that the audits of the replicas found, each for itself, and pods they evicted to end one.
     pub reported: u64,
     pub remedied: u64,
@@ -74,6 +76,7 @@ impl AddAssign for FaultTally {
         self.most_tasks = self.most_tasks.max(other.most_tasks);
         self.beside_left_over += other.beside_left_over;
         self.by_proxy += other.by_proxy;
+        self.landed_late += other.landed_late;
         self.reported += other.reported;
         self.remedied += other.remedied;
         other.answers.into_iter().for_each(|(verb, count)| *self.answers.entry(verb).or_default() += count);
@@ -112,8 +115,9 @@ impl fmt::Display for FaultTally {
         )?;
         writeln!(
             f,
-            "by a proxy, which breaks the write times: {} GPUs overallocated, {} conflicts reported, {} pods evicted to end one",
-            self.by_proxy, self.reported, self.remedied
+            "by a proxy, which breaks the write times: {} Bindings and reservations landed while another leader acted, {} GPUs \
+             overallocated, {} conflicts reported, {} pods evicted to end one",
+            self.landed_late, self.by_proxy, self.reported, self.remedied
         )?;
         let faults: Vec<String> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
         write!(f, "{} faults: {}", self.faults_in_all(), faults.join(", "))

@@ -1,6 +1,7 @@
 //! One history's cluster: its parts, the order of what happens in a step, and the end, when all is quiet.
 
 mod agents;
+mod binding_writes;
 mod budgets;
 mod disturbances;
 mod nodes;
@@ -9,6 +10,8 @@ mod pods;
 mod quiet;
 mod replicas;
 mod scheduling;
+mod terms;
+mod victims;
 
 use super::clock::{self, HOSTS};
 use super::fates::{Fates, between};
@@ -25,17 +28,21 @@ use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use agents::NodeAgent;
+use binding_writes::BindingWrites;
 use budgets::Budget;
 use parking_lot::Mutex;
+use pods::RecreatedPod;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use terms::ActingTerm;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+use victims::Victims;
 
-/// Twice what histories without a bug come to, with all requests that are under way.
-const MOST_TASKS: usize = 150;
+/// More than twice what histories without a bug come to, with all requests that are under way.
+const MOST_TASKS: usize = 250;
 const STEP: Duration = Duration::from_millis(400);
 /// Longer than everything that a history leaves behind: the latest landing of a write, a reservation's and a gate's deadline.
 const QUIET: Duration = Duration::from_secs(150);
@@ -88,8 +95,17 @@ struct Overheard {
     broken: Vec<String>,
     /// Victims that `preempt` named: by UID, with the priority of the pod for which.
     named: Vec<(String, i64, String)>,
-    /// Of these, in one answer, pods that the budget guards, with the pod for which.
-    guarded: Vec<(Vec<String>, String)>,
+    /// Of these, in one answer, how many the budget guards, with the pod for which.
+    guarded: Vec<(i64, String)>,
+    /// Requests for Bindings that were answered with success.
+    claims: Vec<BoundClaim>,
+}
+
+/// kube-scheduler was told that this pod is bound.
+struct BoundClaim {
+    pod: String,
+    uid: String,
+    node: String,
 }
 
 pub struct FaultyCluster {
@@ -124,10 +140,13 @@ pub struct FaultyCluster {
     /// When that was.
     bound_at: BTreeMap<String, Instant>,
     seen_holds: BTreeSet<(String, Vec<String>)>,
-    leaving: BTreeSet<String>,
     twice: BTreeSet<String>,
-    /// Priorities of pods for which victims were named.
-    preemptors_of: BTreeMap<String, (i64, String)>,
+    victims: Victims,
+    /// Which replica acted at the last look.
+    acted: Option<ActingTerm>,
+    claims: Vec<BoundClaim>,
+    binding_writes: Arc<BindingWrites>,
+    recreated: VecDeque<RecreatedPod>,
     tally: FaultTally,
     lines: Vec<String>,
     broken: Vec<String>,
@@ -168,7 +187,7 @@ impl FaultyCluster {
             nodes,
             node_returns: vec![None; nodes],
             created: vec![began; nodes],
-            budget: Budget::default(),
+            budget: Budget::keeping(1 + kinds.below(2) as i64),
             began,
             replicas: [None, None],
             returns: [Some(began); 2],
@@ -182,9 +201,12 @@ impl FaultyCluster {
             known: BTreeMap::new(),
             bound_at: BTreeMap::new(),
             seen_holds: BTreeSet::new(),
-            leaving: BTreeSet::new(),
             twice: BTreeSet::new(),
-            preemptors_of: BTreeMap::new(),
+            victims: Victims::default(),
+            acted: None,
+            claims: Vec::new(),
+            binding_writes: Arc::default(),
+            recreated: VecDeque::new(),
             tally: FaultTally::default(),
             lines: Vec::new(),
             broken: Vec::new(),
@@ -256,13 +278,14 @@ impl FaultyCluster {
         if let Some(schedulers) = &mut self.schedulers {
             schedulers.pass(&self.api, can_act);
         }
-        self.collect_pods();
         let pods = self.api.list("pods").into_iter();
         self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
         self.control_budget();
         self.count_tasks();
         self.report();
         self.look();
+        // Not before: what is deleted has been seen.
+        self.collect_pods();
     }
 
     /// Whatever happens, a replica has few things to do at once.

@@ -221,7 +221,8 @@ impl NodeGpus<'_> {
     }
 }
 
-/// Whether `name` means this device, by its UUID or, without one, by its index.
+/// Whether `name` means this device, by its UUID or, without one, by its index, which a lost device does not bear any more.
 fn is_named(device: &Device, name: &GpuUuid) -> bool {
-    *name == device.uuid || (device.parent.is_none() && name.index() == Some(device.index))
+    let bears_index = device.parent.is_none() && device.health != Health::Lost;
+    *name == device.uuid || (bears_index && name.index() == Some(device.index))
 }

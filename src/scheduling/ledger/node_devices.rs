@@ -33,9 +33,9 @@ impl Ledger {
         let DeviceReport { devices, waiting, is_first } = report.map_err(DevicesRefused::TooMany)?;
         if let Some(devices) = devices {
             self.set_devices(name, devices);
+            self.pin_indices(name);
         }
         if is_first {
-            self.pin_indices(name);
             self.adopt_reservations_on(name);
         }
         Ok(waiting)

@@ -12,7 +12,7 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::{Bytes, Millis, Percent};
 
@@ -229,6 +229,44 @@ fn gpus_known_by_index_become_the_reported_ones() {
     assert_eq!(ledger.free_gib("n"), [32, 72]);
     ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled));
     assert_eq!(ledger.snapshot().node("n").unwrap().devices[0].uuid.as_str(), "GPU-a", "labels come second");
+}
+
+fn machine(name: &str) -> NodeIdentity {
+    NodeIdentity { uid: name.into(), machine: None }
+}
+
+#[test]
+fn a_gpu_known_by_index_is_never_a_lost_one_of_an_earlier_machine() {
+    let earlier = || {
+        let mut ledger = ledger();
+        ledger.identify_node(&node("n"), machine("first"));
+        bind(&mut ledger, "old", demand(40, Sharing::Shared, 0));
+        ledger.identify_node(&node("n"), machine("second"));
+        ledger
+    };
+    // The leader that bound the pod knew no more of the second machine than its labels.
+    let mut ledger = earlier();
+    ledger.report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"])).unwrap();
+    observe_bound(&mut ledger, "new", demand(60, Sharing::Shared, 0), Some(&["index-0"]));
+    assert_eq!(ledger.free_gib("n"), [32, 12, 72], "of GPU-a, which is lost, GPU-c and GPU-d");
+    let mut ledger = earlier();
+    observe_bound(&mut ledger, "new", demand(60, Sharing::Shared, 0), Some(&["index-0"]));
+    ledger.report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"])).unwrap();
+    assert_eq!(ledger.free_gib("n"), [32, 12, 72], "the same if the pod is seen first");
+}
+
+#[test]
+fn a_gpu_known_by_index_may_be_missing_in_the_first_report() {
+    let mut ledger = LedgerCluster::empty(Policy::default());
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    let [first, second] = <[Device; 2]>::try_from(gpus(&["GPU-a", "GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), vec![second.clone()]).unwrap();
+    assert_eq!(ledger.free_gib("n"), [32], "it may be any");
+    ledger.report_devices(&node("n"), vec![first, second.clone()]).unwrap();
+    assert_eq!(ledger.free_gib("n"), [32, 72]);
+    ledger.report_devices(&node("n"), vec![second]).unwrap();
+    assert_eq!(ledger.free_gib("n"), [32, 72], "the first is lost, and has its pod");
 }
 
 #[test]

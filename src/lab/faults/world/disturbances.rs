@@ -1,5 +1,6 @@
 //! What happens to the replicas' connections, clocks and leadership, drawn by the seed.
 
+use super::budgets::is_guarded;
 use super::*;
 
 impl FaultyCluster {
@@ -10,7 +11,7 @@ impl FaultyCluster {
     pub(super) async fn change_leadership(&mut self) {
         let bound: Vec<Arc<Value>> =
             self.api.list("pods").into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
-        for pod in &bound {
+        for pod in bound.iter().filter(|pod| !is_guarded(pod)) {
             if self.dice.below(2) == 0 {
                 self.delete_now(pod);
             }
@@ -23,12 +24,12 @@ impl FaultyCluster {
             Instant::now() + between(&mut self.dice, Duration::from_secs(20), Duration::from_secs(60));
         let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
         let host = if self.dice.below(5) == 0 { 1 - acting } else { acting };
-        match self.dice.below(9) {
+        match self.dice.below(11) {
             0..2 => self.kill(host),
-            2 => self.restart(host),
-            3..5 => self.stop(host),
-            5..7 => self.cut_off(host),
-            7 => {
+            2..4 => self.restart(host),
+            4..7 => self.stop(host),
+            7..9 => self.cut_off(host),
+            9 => {
                 if self.happens(FaultKind::Compaction) {
                     self.api.compact();
                     self.say("the API server compacts its log".into());
@@ -108,7 +109,7 @@ impl FaultyCluster {
             }
         }
         if self.dice.below(200) == 0 {
-            let number = self.dice.below(3);
+            let number = self.dice.below(4);
             if self.happens(FaultKind::PolicySwap) {
                 self.policy = replicas::policy(number, self.features);
                 self.say(format!("policy {number} comes into force"));

@@ -4,8 +4,6 @@ use super::super::machines::TOTAL;
 use super::super::oracle::{
     asked, granted_per_gpu, holds, is_engine, is_granted_alone, is_starting, name, promised_twice, promises,
 };
-use super::pods::is_of_group;
-use super::scheduling::priority;
 use super::*;
 
 /// Beyond the latest landing of a Binding: an agent's period, and how long a report is fresh.
@@ -19,6 +17,7 @@ impl FaultyCluster {
     pub(super) fn look(&mut self) {
         self.overhear();
         self.note_bindings(&self.api.list("pods"));
+        self.judge_claims();
         let pods = self.pods_on_machines();
         for (pod, devices) in holds(&pods) {
             if self.seen_holds.insert((pod.clone(), devices.clone())) {
@@ -26,28 +25,31 @@ impl FaultyCluster {
                 self.say(format!("{pod} holds {devices:?}"));
             }
         }
+        self.note_reservations(&pods);
         for pod in &pods {
             self.note_eviction(pod);
         }
         self.judge(&pods);
+        self.note_term();
         self.tally.steps += 1;
     }
 
     fn overhear(&mut self) {
         let overheard = std::mem::take(&mut *self.overheard.lock());
         self.lines.extend(overheard.lines);
-        for broken in overheard.broken {
+        for broken in overheard.broken.into_iter().chain(self.binding_writes.take_too_many()) {
             self.break_with(broken);
         }
         for (verb, count) in overheard.answers {
             *self.tally.answers.entry(verb).or_default() += count;
         }
-        for (victims, preemptor) in overheard.guarded {
-            self.judge_guarded(&victims, &preemptor);
+        for (count, preemptor) in overheard.guarded {
+            self.judge_disruptions(count, &preemptor);
         }
         for (uid, priority, preemptor) in overheard.named {
-            self.preemptors_of.insert(uid, (priority, preemptor));
+            self.note_preempted(uid, priority, preemptor);
         }
+        self.claims.extend(overheard.claims);
     }
 
     pub(super) fn break_with(&mut self, what: String) {
@@ -70,6 +72,9 @@ impl FaultyCluster {
                     self.bound_at.insert(uid, Instant::now());
                     self.tally.bound += 1;
                     let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
+                    if self.landed_in_another_term(Some(epoch)) {
+                        self.judge_landing(&format!("the Binding of {}", name(pod)));
+                    }
                     self.tally.epochs.insert(format!("{}: {epoch}", self.history.seed));
                     self.say(format!("{} is bound to {place} in {epoch}", name(pod)));
                     self.judge_grant(pod);
@@ -81,6 +86,17 @@ impl FaultyCluster {
                     self.break_with(format!("{}: {before} became {place}", name(pod)));
                 }
                 Some(_) => {}
+            }
+        }
+    }
+
+    /// A pod that kube-scheduler was told is bound is, or was.
+    fn judge_claims(&mut self) {
+        for BoundClaim { pod, uid, node } in std::mem::take(&mut self.claims) {
+            let place = self.known.get(&uid).and_then(|place| place.split('/').next());
+            if place != Some(&node) {
+                let lie = format!("{pod} was said to be bound to {node}, and is bound to {place:?}");
+                self.break_with(lie);
             }
         }
     }
@@ -156,39 +172,6 @@ impl FaultyCluster {
         self.tally.starts += 1;
         if !beside.is_empty() {
             self.break_with(format!("{} begins to start on a GPU of {beside:?}, which start", name(pod)));
-        }
-    }
-
-    /// Victims are of a preemptible class (here: a negative priority), and leave for pods of higher priority.
-    fn note_eviction(&mut self, pod: &Value) {
-        let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
-        let by_api = conditions().any(|one| one["reason"] == "EvictionByEvictionAPI");
-        let by_scheduler = conditions().any(|one| one["reason"] == "PreemptionByScheduler");
-        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        if !(by_api || by_scheduler) || !self.leaving.insert(uid.clone()) {
-            return;
-        }
-        self.tally.evicted += 1;
-        let why = conditions().find(|one| one["type"] == "stowage.dev/DisruptionTarget");
-        let why = why.and_then(|one| one["reason"].as_str()).unwrap_or("none").to_owned();
-        self.say(format!("{} is evicted: {why}", name(pod)));
-        let own = priority(pod);
-        if by_scheduler && let Some((higher, preemptor)) = self.preemptors_of.get(&uid).cloned() {
-            self.tally.preempted += 1;
-            if own >= higher || own >= 0 {
-                self.break_with(format!(
-                    "{} of priority {own} is preempted for {preemptor} of priority {higher}",
-                    name(pod)
-                ));
-            }
-            return;
-        }
-        match why.as_str() {
-            // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
-            "Preempted" | "none" | "Cancelled" | "GroupEvicted" if own < 0 => {}
-            "GroupIncomplete" | "none" if self.features.has_groups && is_of_group(pod) => {}
-            "GpuConflict" | "none" if self.has_proxy => {}
-            _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What happens to pods: they arrive, start, end, are edited, deleted and recreated.
 
+use super::budgets::is_guarded;
 use super::*;
 
 /// Pods that wait at once, at most.
@@ -7,6 +8,34 @@ const WAITING: usize = 16;
 
 /// Pods of a group, which are bound all or not at all.
 pub const GROUP_SIZE: usize = 2;
+
+/// A pod that was created under the name of another. kube-scheduler takes it up soon.
+pub struct RecreatedPod {
+    pub pod: String,
+    /// It can run nowhere else.
+    pub node: Option<String>,
+    pub at: Instant,
+}
+
+/// What a pod was made from.
+fn template(pod: &Value) -> Value {
+    let mut spec = pod["spec"].clone();
+    spec.as_object_mut().expect("a pod has one").remove("nodeName");
+    let mut annotations = json!({});
+    for asked in ["stowage.dev/gpus", "stowage.dev/exclusive"] {
+        if pod["metadata"]["annotations"][asked].is_string() {
+            annotations[asked] = pod["metadata"]["annotations"][asked].clone();
+        }
+    }
+    let metadata =
+        json!({ "name": name(pod), "annotations": annotations, "labels": pod["metadata"]["labels"] });
+    json!({ "metadata": metadata, "spec": spec })
+}
+
+/// For how many steps a pod runs in the mean. What a budget guards serves for long.
+fn lasts(pod: &Value) -> usize {
+    if is_guarded(pod) { 800 } else { 40 }
+}
 
 pub fn is_of_group(pod: &Value) -> bool {
     pod["metadata"]["labels"]["stowage.dev/group"].is_string()
@@ -84,14 +113,36 @@ impl FaultyCluster {
             self.api.patch(&format!("pods/default/{name}"), &patch).expect("it is there");
         }
         if self.dice.below(40) == 0
-            && let Some(name) =
-                self.one_of(|pod| pod["metadata"]["finalizers"].is_null() && !is_of_group(pod))
+            && let Some(name) = self.one_to_recreate()
             && self.happens(FaultKind::Recreation)
         {
-            self.say(format!("{name} is deleted, and created anew"));
-            self.api.delete_now(&format!("pods/default/{name}")).expect("it is there");
-            self.create_pod(&name, None);
+            self.recreate(name);
         }
+    }
+
+    /// By its controller, with the same template or another one. Its volume may be on the node to which the first one was to go.
+    fn recreate(&mut self, name: String) {
+        self.say(format!("{name} is deleted, and created anew"));
+        let path = format!("pods/default/{name}");
+        let before = self.api.get(&path).expect("it is there");
+        self.api.delete_now(&path).expect("it is there");
+        match self.dice.below(2) {
+            0 => self.create_pod(&name, None),
+            _ => _ = self.api.create("pods", template(&before)).expect("its name is free"),
+        }
+        let node = self.binding_writes.node_of(before["metadata"]["uid"].as_str().unwrap_or_default());
+        let node = node.filter(|_| self.dice.below(2) == 0);
+        self.recreated.push_back(RecreatedPod { pod: name, node, at: Instant::now() });
+    }
+
+    /// Often it is one that kube-scheduler is just binding.
+    fn one_to_recreate(&mut self) -> Option<String> {
+        let asked = if self.dice.below(2) == 0 { self.binding_writes.asked_for() } else { BTreeSet::new() };
+        let is_alone = |pod: &Value| pod["metadata"]["finalizers"].is_null() && !is_of_group(pod);
+        let one = self.one_of(|pod| {
+            is_alone(pod) && asked.contains(pod["metadata"]["uid"].as_str().unwrap_or_default())
+        });
+        one.or_else(|| self.one_of(is_alone))
     }
 
     fn one_that_waits(&mut self) -> Option<String> {
@@ -118,7 +169,7 @@ impl FaultyCluster {
                 continue;
             }
             match pod["status"]["phase"].as_str() {
-                Some("Running") if may_end && self.dice.below(40) == 0 => {
+                Some("Running") if may_end && self.dice.below(lasts(&pod)) == 0 => {
                     self.api.delete(&path).expect("it is there");
                 }
                 Some("Running" | "Failed") => {}

@@ -7,6 +7,7 @@ use crate::extender::server::{agents_router, scheduler_router};
 use crate::kubernetes::{self, ClusterOptions, LeadWith, LeaseName};
 use crate::scheduling::policy::{ConflictRule, WhenIncomplete};
 use crate::service::HeavyWork;
+use crate::units::Millis;
 
 /// Longer than a write is waited for.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
@@ -37,10 +38,12 @@ impl FaultyCluster {
         let nonce = format!("process-{}", self.processes);
         let options = ClusterOptions { times, nonce, ..ClusterOptions::new(lead_with, client.clone()) };
         let shutdown = CancellationToken::new();
-        let connection = match bug {
-            Some(bug) => self.api.client_in_process_by(&client, self.times, bug.between(self.api.router())),
-            None => self.api.client_in_process(&client, self.times),
+        let server = match bug {
+            Some(bug) => bug.between(self.api.router()),
+            None => self.api.router(),
         };
+        let server = self.binding_writes.watching(&client, server);
+        let connection = self.api.client_in_process_by(&client, self.times, server);
         let (control_plane, tasks) =
             kubernetes::start(connection, service.clone(), options, shutdown.clone());
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
@@ -127,7 +130,8 @@ pub fn policy(number: usize, features: WorldFeatures) -> Policy {
     match number {
         0 => {}
         1 => policy.scoring.shortlist = 1,
-        _ => policy.preemption.reservation_slack = crate::units::Millis::seconds(10),
+        2 => policy.preemption.reservation_slack = Millis::seconds(10),
+        _ => policy.preemption.reservation_slack = Millis::seconds(60),
     }
     policy
 }

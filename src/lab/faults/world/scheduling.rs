@@ -2,7 +2,7 @@
 //!
 //! Some requests skip what comes before: a kube-scheduler that just lost its Lease binds what it decided earlier.
 
-use super::budgets::is_guarded;
+use super::budgets::{is_guarded, stays};
 use super::*;
 use axum::body::{Body, to_bytes};
 use http::{Request, header};
@@ -17,6 +17,7 @@ struct SchedulingRequest {
     pod: Arc<Value>,
     nodes: Vec<String>,
     overheard: Arc<Mutex<Overheard>>,
+    binding_writes: Arc<BindingWrites>,
 }
 
 impl FaultyCluster {
@@ -27,8 +28,12 @@ impl FaultyCluster {
             if ready.is_empty() {
                 return;
             }
-            let pod = ready[self.dice.below(ready.len())].clone();
-            let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
+            let anew = self.recreated.pop_front_if(|anew| anew.at < Instant::now());
+            let again = anew
+                .and_then(|anew| Some((ready.iter().find(|pod| name(pod) == anew.pod)?.clone(), anew.node)));
+            let (pod, own_node) =
+                again.unwrap_or_else(|| (ready[self.dice.below(ready.len())].clone(), None));
+            let nominated = own_node.or(pod["status"]["nominatedNodeName"].as_str().map(str::to_owned));
             let node = nominated.filter(|_| self.dice.below(5) > 0);
             let nodes = self.node_names();
             let any = self.dice.below(nodes.len().max(1));
@@ -68,6 +73,7 @@ impl FaultyCluster {
             pod,
             nodes: self.node_names(),
             overheard: self.overheard.clone(),
+            binding_writes: self.binding_writes.clone(),
         })
     }
 }
@@ -124,10 +130,10 @@ impl SchedulingRequest {
             .list("pods")
             .into_iter()
             .filter(|pod| pod["metadata"]["uid"].as_str().is_some_and(|uid| uids.contains(&uid)));
-        let mut guarded = Vec::new();
+        let mut guarded = 0;
         for victim in found {
             let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-            guarded.extend(is_guarded(&victim).then(|| uid.clone()));
+            guarded += i64::from(is_guarded(&victim) && stays(&victim));
             self.overheard.lock().named.push((uid, priority, name(&self.pod)));
             let path = format!("pods/default/{}", name(&victim));
             let target = json!({
@@ -145,17 +151,17 @@ impl SchedulingRequest {
         }
     }
 
-    /// One request for a Binding, and whether its answer is true.
+    /// One request for a Binding.
     async fn bind(&self, node: &str) {
         let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
         let asked =
             json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
-        let Some(answer) = self.ask("bind", &asked).await else { return };
-        let error = answer["Error"].as_str().unwrap_or_default();
-        let Some(now) = self.api.get(&format!("pods/default/{}", name(&self.pod))) else { return };
-        if error.is_empty() && now["metadata"]["uid"] == uid && now["spec"]["nodeName"] != node {
-            let lie = format!("{} was said to be bound to {node}, and is not", name(&self.pod));
-            self.overheard.lock().broken.push(lie);
+        let is_asked = self.binding_writes.ask(&self.client, uid, node);
+        let answer = self.ask("bind", &asked).await;
+        drop(is_asked);
+        if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {
+            let claim = BoundClaim { pod: name(&self.pod), uid: uid.to_owned(), node: node.to_owned() };
+            self.overheard.lock().claims.push(claim);
         }
     }
 

@@ -67,7 +67,10 @@ fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<
         let on: BTreeMap<&GpuUuid, Option<&Device>> = named
             .into_iter()
             .map(|name| {
-                let device = devices.iter().find(|device| is_named(device, name));
+                let mut meant = devices.iter().filter(|device| is_named(device, name));
+                // A lost one may have had the index in an earlier machine.
+                let there_is = meant.clone().find(|device| device.health != Health::Lost);
+                let device = there_is.or_else(|| meant.next());
                 (device.map_or(name, |device| &device.uuid), device)
             })
             .collect();

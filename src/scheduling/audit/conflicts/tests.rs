@@ -137,6 +137,18 @@ fn a_gpu_index_and_a_uuid_name_one_gpu_once_the_node_reports() {
 }
 
 #[test]
+fn an_index_names_the_gpu_of_today_and_not_a_lost_one_of_an_earlier_machine() {
+    let pods = || [bound("a", &["index-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))];
+    let mut bench = ConflictFixture::of(pods());
+    let earlier = Device { health: Health::Lost, ..whole_gpu(gpu("GPU-00"), 0, Bytes(80 * GIB)) };
+    bench.devices.insert(0, earlier);
+    assert_eq!(bench.settled().len(), 1);
+    let mut all_lost = ConflictFixture::of(pods());
+    all_lost.devices[0].health = Health::Lost;
+    assert!(all_lost.settled().is_empty(), "where no other has the index, it is the lost one");
+}
+
+#[test]
 fn a_gpu_that_the_node_does_not_have_is_a_conflict_once_the_node_reports() {
     let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     assert_eq!(bench.settled(), ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]);

@@ -29,7 +29,7 @@ use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
@@ -181,12 +181,15 @@ impl NodeState {
         self.admission.pool
     }
 
-    /// The places of these devices, or `None` unless the node has each of them, once.
+    /// The places of these devices, or `None` unless the node has each of them, once. A lost device does not bear its index any
+    /// more: another may, of a machine that came under the same name.
     pub(super) fn resolve(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
         let mut set = GpuSet::EMPTY;
         for uuid in devices {
             let is_it = |device: &Device| match uuid.index() {
-                Some(index) => device.index == index && device.parent.is_none(),
+                Some(index) => {
+                    device.index == index && device.parent.is_none() && device.health != Health::Lost
+                }
                 None => device.uuid == *uuid,
             };
             let place = self.devices.iter().position(is_it)?;

@@ -34,7 +34,7 @@ fn two_jobs(policy: Policy) -> LedgerCluster {
 fn chosen_on_b(cluster: &mut LedgerCluster) -> VictimSet {
     let demand = cluster.pod_state(&uid("second")).unwrap().demand.clone();
     let (uid, key, waiting) = (uid("second"), key("second"), ObservedWaiting::default());
-    let request = VerbRequest { uid, key, demand, waiting };
+    let request = VerbRequest { uid, key, demand, waiting, disruption: None };
     let offered = vec![OfferedNode { node: "b".into(), victims: vec!["on-b".into()], pdb_violations: 0 }];
     let asked = PreemptAsked { request, wants: Requirements::default(), offered };
     let (_, view) = cluster.apply(asked).unwrap();

@@ -1,0 +1,99 @@
+//! Which Bindings replicas are asked for, and which they are writing: what a replica writes beside what it is asked for is one
+//! settling loop for each pod.
+
+use super::*;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+
+/// By the replica's client and the pod's UID.
+type WriteKey = (String, String);
+
+#[derive(Default)]
+pub struct BindingWrites {
+    asked: Mutex<BTreeMap<WriteKey, usize>>,
+    /// By UID: the node to which the pod was to be bound last.
+    nodes: Mutex<BTreeMap<String, String>>,
+    written: Mutex<BTreeMap<WriteKey, usize>>,
+    /// Of which pods more was written at once than it may be.
+    too_many: Mutex<Vec<String>>,
+}
+
+/// One of a count, until it is dropped.
+pub struct Counted<'a> {
+    counts: &'a Mutex<BTreeMap<WriteKey, usize>>,
+    key: WriteKey,
+}
+
+impl<'a> Counted<'a> {
+    fn new(counts: &'a Mutex<BTreeMap<WriteKey, usize>>, key: WriteKey) -> Self {
+        *counts.lock().entry(key.clone()).or_default() += 1;
+        Self { counts, key }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        let count = counts.entry(self.key.clone()).or_default();
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&self.key);
+        }
+    }
+}
+
+impl BindingWrites {
+    /// kube-scheduler asks a replica for a Binding, until it is answered.
+    pub fn ask(&self, client: &str, uid: &str, node: &str) -> Counted<'_> {
+        self.nodes.lock().insert(uid.to_owned(), node.to_owned());
+        Counted::new(&self.asked, (client.to_owned(), uid.to_owned()))
+    }
+
+    /// UIDs of pods that are being bound.
+    pub fn asked_for(&self) -> BTreeSet<String> {
+        self.asked.lock().keys().map(|(_, uid)| uid.clone()).collect()
+    }
+
+    /// The node to which the pod was to be bound last.
+    pub fn node_of(&self, uid: &str) -> Option<String> {
+        self.nodes.lock().get(uid).cloned()
+    }
+
+    /// What was found since the last call.
+    pub fn take_too_many(&self) -> Vec<String> {
+        std::mem::take(&mut self.too_many.lock())
+    }
+
+    /// The API server as a replica sees it, watched.
+    pub fn watching(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
+        let (this, client) = (self.clone(), client.to_owned());
+        server.layer(from_fn(move |request: Request, next: Next| {
+            let (this, client) = (this.clone(), client.clone());
+            async move { this.pass(client, request, next).await }
+        }))
+    }
+
+    async fn pass(&self, client: String, request: Request, next: Next) -> Response {
+        if !request.uri().path().ends_with("/binding") {
+            return next.run(request).await;
+        }
+        let (head, body) = request.into_parts();
+        let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
+        let binding: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let uid = binding["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let key = (client, uid);
+        let _written = Counted::new(&self.written, key.clone());
+        let count = |counts: &Mutex<BTreeMap<WriteKey, usize>>| counts.lock().get(&key).copied().unwrap_or(0);
+        let (written, asked) = (count(&self.written), count(&self.asked));
+        if written > asked + 1 {
+            let name = binding["metadata"]["name"].as_str().unwrap_or_default();
+            self.too_many.lock().push(format!(
+                "{} writes {written} Bindings of {name} at once, and is asked for {asked}",
+                key.0
+            ));
+        }
+        next.run(Request::from_parts(head, Body::from(bytes))).await
+    }
+}

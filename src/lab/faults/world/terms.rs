@@ -1,0 +1,39 @@
+//! Terms: a replica that acts has waited until nothing of another leader can land any more, and has listed everything since.
+
+use super::*;
+
+/// One replica's leadership, from a list of everything on.
+#[derive(Clone, PartialEq)]
+pub struct ActingTerm {
+    client: String,
+    epoch: String,
+    term: u64,
+}
+
+impl FaultyCluster {
+    fn acting_term(&self) -> Option<ActingTerm> {
+        let replica = self.replicas[self.acting()?].as_ref()?;
+        let gate = &replica.service.gate;
+        let epoch = gate.epoch()?.to_string();
+        Some(ActingTerm { client: replica.client.clone(), epoch, term: gate.term() })
+    }
+
+    /// Which replica acts now.
+    pub(super) fn note_term(&mut self) {
+        self.acted = self.acting_term();
+    }
+
+    /// Whether what is seen for the first time at this look, and was written in this epoch, landed while another leader acted. It
+    /// was not in that leader's lists if the leader acted at the last look, too.
+    pub(super) fn landed_in_another_term(&self, epoch: Option<&str>) -> bool {
+        let acts = self.acting_term().filter(|acts| self.acted.as_ref() == Some(acts));
+        acts.is_some_and(|acts| epoch.is_some_and(|epoch| epoch != acts.epoch))
+    }
+
+    /// Only what a proxy delayed lands so late.
+    pub(super) fn judge_landing(&mut self, what: &str) {
+        self.tally.landed_late += 1;
+        let what = format!("{what} landed while another leader acted");
+        if self.has_proxy { self.say(what) } else { self.break_with(what) }
+    }
+}

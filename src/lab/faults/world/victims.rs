@@ -1,0 +1,111 @@
+//! Victims: for whom pods are to leave, as reservations that pods show and answers of `preempt` say it, and whether those that
+//! leave may.
+
+use super::super::oracle::reservation;
+use super::pods::is_of_group;
+use super::scheduling::priority;
+use super::*;
+
+/// What is known of victims.
+#[derive(Default)]
+pub struct Victims {
+    /// Reservations that were shown, each once: the pod's UID, and all but what a leader changes of it later.
+    reservations: BTreeSet<(String, String)>,
+    /// By the victim's UID: the reservations that named it.
+    reserved: BTreeMap<String, Vec<NamedBy>>,
+    /// By UID: the pod for which `preempt` named it, with its priority.
+    preempted: BTreeMap<String, (i64, String)>,
+    leaving: BTreeSet<String>,
+}
+
+/// A reservation that names a victim.
+struct NamedBy {
+    preemptor: String,
+    priority: i64,
+    /// It landed while another leader acted than the one that made it.
+    is_late: bool,
+}
+
+impl FaultyCluster {
+    /// `preempt` answered: these victims leave for the pod.
+    pub(super) fn note_preempted(&mut self, victim: String, priority: i64, preemptor: String) {
+        self.victims.preempted.insert(victim, (priority, preemptor));
+    }
+
+    /// Reservations that pods show.
+    pub(super) fn note_reservations(&mut self, pods: &[Arc<Value>]) {
+        for pod in pods {
+            let Some(message) = reservation(pod) else { continue };
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            let what = format!("{} {} {}", message["node"], message["devices"], message["victims"]);
+            if !self.victims.reservations.insert((uid, what)) {
+                continue;
+            }
+            let is_late = self.landed_in_another_term(message["epoch"].as_str());
+            let names = message["victims"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let names: Vec<String> = names.map(str::to_owned).collect();
+            if is_late {
+                self.judge_landing(&format!("the reservation of {}", name(pod)));
+            }
+            for victim in &names {
+                let named_by = NamedBy { preemptor: name(pod), priority: priority(pod), is_late };
+                self.victims.reserved.entry(victim.clone()).or_default().push(named_by);
+            }
+            self.judge_guarded(&names, &name(pod));
+        }
+    }
+
+    /// Victims are of a preemptible class (here: a negative priority), and leave for pods of higher priority.
+    pub(super) fn note_eviction(&mut self, pod: &Value) {
+        let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
+        let by_api = conditions().any(|one| one["reason"] == "EvictionByEvictionAPI");
+        let by_scheduler = conditions().any(|one| one["reason"] == "PreemptionByScheduler");
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        if !(by_api || by_scheduler) || !self.victims.leaving.insert(uid.clone()) {
+            return;
+        }
+        self.tally.evicted += 1;
+        let why = conditions().find(|one| one["type"] == "stowage.dev/DisruptionTarget");
+        let why = why.and_then(|one| one["reason"].as_str()).unwrap_or("none").to_owned();
+        self.say(format!("{} is evicted: {why}", name(pod)));
+        let own = priority(pod);
+        if by_scheduler && let Some((higher, preemptor)) = self.victims.preempted.get(&uid).cloned() {
+            self.tally.preempted += 1;
+            if own >= higher || own >= 0 {
+                self.break_with(format!(
+                    "{} of priority {own} is preempted for {preemptor} of priority {higher}",
+                    name(pod)
+                ));
+            }
+            return;
+        }
+        match why.as_str() {
+            "Preempted" | "GroupEvicted" if own < 0 => self.judge_preempted(pod, &uid),
+            // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
+            "none" | "Cancelled" if own < 0 => {}
+            "GroupIncomplete" | "none" if self.features.has_groups && is_of_group(pod) => {}
+            "GpuConflict" | "none" if self.has_proxy => {}
+            _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
+        }
+    }
+
+    /// Of the reservations that name it one is of a pod of higher priority, and was known to its leader. A pod that has the
+    /// reservation may be gone by the next look.
+    fn judge_preempted(&mut self, pod: &Value, uid: &str) {
+        let own = priority(pod);
+        let named_by = self.victims.reserved.get(uid).map_or(&[][..], Vec::as_slice);
+        if named_by.is_empty() || named_by.iter().any(|one| one.priority > own && !one.is_late) {
+            return;
+        }
+        let describe = |one: &NamedBy| {
+            let late = if one.is_late { ", which landed while another leader acted" } else { "" };
+            format!("{} of priority {}{late}", one.preemptor, one.priority)
+        };
+        let reservations: Vec<String> = named_by.iter().map(describe).collect();
+        self.break_with(format!(
+            "{} of priority {own} leaves for reservations of {}",
+            name(pod),
+            reservations.join(" and ")
+        ));
+    }
+}
