@@ -145,6 +145,7 @@ impl RecordingTap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
     use crate::scheduling::policy::Policy;
     use crate::scheduling::verbs::Cluster;
     use crate::scheduling::verbs::tick::LeadershipEnded;
@@ -199,6 +200,23 @@ mod tests {
         input(&tap);
         assert_eq!(out(&queue), ["checkpoint before 6 after Dropped(4)", "6"]);
         assert_eq!(tap.metrics.dropped_inputs.get(), 4);
+    }
+
+    #[test]
+    fn answers_that_wait_take_no_more_memory_than_so_much_and_are_taken_again_once_some_are_written() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        // Of ten million names that are no node's.
+        let answer = || {
+            let list = Shortlist { places: vec![UNKNOWN_PLACE; 10_000_000], ..Shortlist::default() };
+            tap.answer(Asked { number: 0, generation: 0 }, Decision::Filter(list));
+            tap.metrics.dropped_answers.get()
+        };
+        assert_eq!([answer(), answer()], [0, 1]);
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "answer of 0"]);
+        assert_eq!([answer(), answer()], [1, 2]);
+        input(&tap);
+        assert_eq!(out(&queue), ["answer of 0", "0"], "an input is not kept out by answers");
     }
 
     #[test]
