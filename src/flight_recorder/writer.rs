@@ -147,7 +147,7 @@ impl<S: Segments> Writer<S> {
             _ if self.segment.is_none() => return,
             Tapped::Clock(now) => Entry::Clock(now),
             Tapped::Input(numbered) => Entry::Input(numbered),
-            Tapped::Answer(asked, decision) => {
+            Tapped::Answer(asked, decision, _waited) => {
                 Entry::Answer(Answer { asked, answer: KeptAnswer::of(*decision) })
             }
         };

@@ -42,6 +42,19 @@ pub enum Decision {
     Bind(Result<BindAnswer, BindRefusal>),
 }
 
+impl Decision {
+    /// Roughly how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        let of_nodes = match self {
+            Self::Filter(list) | Self::Prioritize(list) => {
+                size_of_val(list.refused.as_slice()) + size_of_val(list.places.as_slice())
+            }
+            Self::Preempt(_) | Self::Narrow(_) | Self::Bind(_) => 0,
+        };
+        size_of::<Self>() + of_nodes
+    }
+}
+
 /// A verb's answer, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Answer {

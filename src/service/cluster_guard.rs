@@ -2,8 +2,8 @@
 //! the cluster's state.
 //!
 //! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
-//! leadership closes until nothing that was sent can land any more, and everything is relisted into an empty state. This module
-//! does not know what the state contains.
+//! leadership closes, and everything is relisted into an empty state; if Bindings are under way, only once they have landed. This
+//! module does not know what else the state contains.
 
 use super::Service;
 use crate::recording::answer::Asked;
@@ -89,7 +89,10 @@ impl Drop for ClusterGuard<'_> {
             return;
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
-        self.service.gate.succeed_itself();
+        match self.cluster.unsettled_bindings() {
+            0 => self.service.gate.list_anew(),
+            _ => self.service.gate.succeed_itself(),
+        }
         *self.cluster = self.cluster.emptied();
         if let Some(tap) = self.service.recording.get() {
             tap.interrupt(Gap::Discarded);
@@ -106,10 +109,13 @@ impl Drop for ClusterGuard<'_> {
 mod tests {
     use super::super::Tenure;
     use super::*;
-    use crate::ids::NodeName;
     use crate::kubernetes::port::WriteTimes;
+    use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
     use crate::scheduling::policy::Policy;
-    use crate::scheduling::verbs::observe::NodeObserved;
+    use crate::scheduling::testkit::{demand_of, h100, key, node, uid};
+    use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
+    use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
+    use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::node::NodeKind;
     use crate::units::Millis;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -121,7 +127,7 @@ mod tests {
     }
 
     fn add_node(cluster: &mut ClusterGuard<'_>) {
-        cluster.apply(NodeObserved::new(NodeName::parse("a").unwrap(), NodeKind::Stowage));
+        cluster.apply(NodeObserved::new(node("a"), NodeKind::Stowage));
     }
 
     #[test]
@@ -141,24 +147,43 @@ mod tests {
         assert_eq!(service.metrics.ledgers_discarded.get(), 1);
     }
 
-    /// A Binding that was under way is not known to the new ledger's pods, and may land until then.
-    #[test]
-    fn read_a_discarded_ledger_is_followed_only_once_nothing_that_was_sent_by_it_can_land_any_more() {
-        let service = synced();
-        let generation = service.cluster().generation();
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            add_node(&mut service.cluster());
-            let _cluster = service.cluster();
-            panic!("in the middle of a change");
+    /// The pod is placed, and its Binding is about to be written.
+    fn begin_binding(cluster: &mut ClusterGuard<'_>) {
+        add_node(cluster);
+        cluster
+            .apply(DevicesReported { node: node("a"), devices: vec![h100("a", 0)], are_all: true })
+            .unwrap();
+        cluster.apply(PodObserved(PodObservation {
+            uid: uid("x"),
+            key: key("x"),
+            demand: demand_of(40 << 30, 1, Sharing::Shared, 0),
+            state: ObservedPhase::Waiting(ObservedWaiting::default()),
+            observed: None,
         }));
-        assert!(result.is_err());
-        assert!(
-            service.cluster().generation() > generation,
-            "what was kept of another state is not taken for this one"
-        );
-        // It holds the Lease all the time, and has listed everything anew.
-        service.lead_from_the_start();
-        assert!(!service.gate.is_open());
+        let bound = cluster.apply(BindAsked { uid: uid("x"), key: key("x"), node: node("a") });
+        assert!(matches!(bound, Ok(BindAnswer::Write(_))), "{bound:?}");
+    }
+
+    #[test]
+    fn read_after_a_panic_a_replica_acts_only_once_no_binding_of_the_discarded_ledger_can_land_any_more() {
+        let after_a_panic = |before: fn(&mut ClusterGuard<'_>)| {
+            let service = synced();
+            before(&mut service.cluster());
+            let generation = service.cluster().generation();
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let _cluster = service.cluster();
+                panic!("in the middle of a change");
+            }));
+            assert!(result.is_err());
+            let is_new = service.cluster().generation() > generation;
+            assert!(is_new, "what was kept of another state is not taken for this one");
+            // It holds the Lease all the time, and has listed everything anew.
+            service.lead_from_the_start();
+            service
+        };
+        assert!(after_a_panic(add_node).gate.is_open(), "nothing was under way");
+        let service = after_a_panic(begin_binding);
+        assert!(!service.gate.is_open(), "the pod may be bound on a GPU that the lists show free");
         let from = service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
         assert_eq!(service.gate.tenure(), Tenure::Succeeding { from });
     }

@@ -95,7 +95,7 @@ impl Leadership {
         let _ = self.latest_landing.set(times.latest_landing());
     }
 
-    /// The ledger is discarded, and with it what it had sent and was not answered. This replica acts again when nothing of that can
+    /// The ledger is discarded, and with it which Bindings it had sent and were not answered. This replica acts again when nothing of that can
     /// land any more, as the successor of another leader does, and lists the cluster anew then.
     pub(super) fn succeed_itself(&self) {
         let mut held = self.tenure.lock();

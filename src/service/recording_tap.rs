@@ -11,23 +11,38 @@ use crate::scheduling::verbs::{ClusterCopy, Input};
 use crate::telemetry::RecordingMetrics;
 use crate::units::Moment;
 use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// Inputs and answers that wait to be written; more are dropped.
 const WAITING: usize = 16_384;
+
+/// Bytes of answers that wait to be written, roughly; more are dropped. In a large cluster an answer says something of thousands of
+/// nodes until it is written.
+const WAITING_BYTES: usize = 64 << 20;
 
 /// What goes to the recorder.
 #[derive(Debug)]
 pub enum Tapped {
     Clock(Moment),
     Input(Numbered),
-    Answer(Asked, Box<Decision>),
+    Answer(Asked, Box<Decision>, WaitingBytes),
     Checkpoint { next: u64, after: Gap, copy: Box<ClusterCopy> },
+}
+
+/// The memory of an answer that waits. It counts until this is dropped.
+#[derive(Debug)]
+pub struct WaitingBytes {
+    of_all: Arc<AtomicUsize>,
+    of_this: usize,
 }
 
 #[derive(Debug)]
 pub struct RecordingTap {
     queue: SyncSender<Tapped>,
+    /// Bytes of answers in the queue.
+    waiting: Arc<AtomicUsize>,
     state: Mutex<TapState>,
     metrics: RecordingMetrics,
 }
@@ -53,7 +68,7 @@ impl RecordingTap {
         let (queue, out) = sync_channel(waiting);
         let (now, recorded_now) = (Moment::default(), Moment::default());
         let state = TapState { next: 0, gap: Some(Gap::Start), now, recorded_now };
-        (Self { queue, state: Mutex::new(state), metrics }, out)
+        (Self { queue, waiting: Arc::default(), state: Mutex::new(state), metrics }, out)
     }
 
     /// The present. It is recorded with the next input.
@@ -86,7 +101,10 @@ impl RecordingTap {
 
     /// A verb has answered. An answer that finds no place in the queue is missing; replay goes on without it.
     pub fn answer(&self, asked: Asked, decision: Decision) {
-        if self.queue.try_send(Tapped::Answer(asked, Box::new(decision))).is_err() {
+        let is_sent = WaitingBytes::add(&self.waiting, decision.bytes()).is_some_and(|bytes| {
+            self.queue.try_send(Tapped::Answer(asked, Box::new(decision), bytes)).is_ok()
+        });
+        if !is_sent {
             self.metrics.dropped_answers.inc();
         }
     }
@@ -142,13 +160,28 @@ impl RecordingTap {
     }
 }
 
+impl WaitingBytes {
+    /// `None` if they would be too many.
+    fn add(of_all: &Arc<AtomicUsize>, of_this: usize) -> Option<Self> {
+        // Dropped at once if there is no room for it.
+        let added = Self { of_all: of_all.clone(), of_this };
+        (of_all.fetch_add(of_this, Ordering::Relaxed) + of_this <= WAITING_BYTES).then_some(added)
+    }
+}
+
+impl Drop for WaitingBytes {
+    fn drop(&mut self) {
+        self.of_all.fetch_sub(self.of_this, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
     use crate::scheduling::policy::Policy;
     use crate::scheduling::verbs::Cluster;
     use crate::scheduling::verbs::tick::LeadershipEnded;
-    use std::sync::Arc;
 
     fn copy() -> ClusterCopy {
         Cluster::new(Arc::new(Policy::default())).copy()
@@ -163,7 +196,7 @@ mod tests {
         let shown = |tapped| match tapped {
             Tapped::Clock(now) => format!("clock {}", now.0),
             Tapped::Input(numbered) => format!("{}", numbered.number),
-            Tapped::Answer(asked, _) => format!("answer of {}", asked.number),
+            Tapped::Answer(asked, ..) => format!("answer of {}", asked.number),
             Tapped::Checkpoint { next, after, .. } => format!("checkpoint before {next} after {after:?}"),
         };
         queue.try_iter().map(shown).collect()
@@ -199,6 +232,23 @@ mod tests {
         input(&tap);
         assert_eq!(out(&queue), ["checkpoint before 6 after Dropped(4)", "6"]);
         assert_eq!(tap.metrics.dropped_inputs.get(), 4);
+    }
+
+    #[test]
+    fn answers_that_wait_take_no_more_memory_than_so_much_and_are_taken_again_once_some_are_written() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        // Of ten million names that are no node's.
+        let answer = || {
+            let list = Shortlist { places: vec![UNKNOWN_PLACE; 10_000_000], ..Shortlist::default() };
+            tap.answer(Asked { number: 0, generation: 0 }, Decision::Filter(list));
+            tap.metrics.dropped_answers.get()
+        };
+        assert_eq!([answer(), answer()], [0, 1]);
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "answer of 0"]);
+        assert_eq!([answer(), answer()], [1, 2]);
+        input(&tap);
+        assert_eq!(out(&queue), ["answer of 0", "0"], "an input is not kept out by answers");
     }
 
     #[test]

@@ -48,7 +48,8 @@ impl Planner {
                     // The ledger says when it is due again.
                     EvictionTask::Overuse => None,
                 };
-                attempt.into_iter().for_each(|attempt| attempt.dropped(now));
+                // It may begin again at once.
+                attempt.into_iter().for_each(|attempt| attempt.done(now));
             }
             PlannerWrite::Status { .. } | PlannerWrite::LiftGate { .. } => {}
         }

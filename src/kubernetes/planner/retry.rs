@@ -44,11 +44,6 @@ impl RetryState {
         self.again = shows_by;
     }
 
-    /// It was not tried, because the reason for it was gone.
-    pub fn dropped(&mut self, now: Moment) {
-        self.done(now);
-    }
-
     /// It failed. `at_least` is the pause that the API server asks for.
     pub fn failed(&mut self, now: Moment, pauses: Backoff, at_least: Millis) {
         self.is_under_way = false;
