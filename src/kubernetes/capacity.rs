@@ -135,7 +135,7 @@ impl CapacityWriter {
             *self = Self::default();
             return Vec::new();
         }
-        let nodes = self.to_look_at(&books, &mut index.lock());
+        let nodes = self.nodes_to_look_at(&books, &mut index.lock());
         let mut due = Vec::new();
         for (name, record) in &nodes {
             let standing = standing(&books, name, *record);
@@ -156,7 +156,11 @@ impl CapacityWriter {
     }
 
     /// The nodes that have changed since the last look, and those that still advertise the wrong figure. Forgets nodes that are gone.
-    fn to_look_at(&mut self, books: &Ledger, index: &mut ClusterIndex) -> Vec<(NodeName, NodeOnRecord)> {
+    fn nodes_to_look_at(
+        &mut self,
+        books: &Ledger,
+        index: &mut ClusterIndex,
+    ) -> Vec<(NodeName, NodeOnRecord)> {
         self.pending.retain(|name, _| index.nodes().contains_key(name));
         self.reported.retain(|name| index.nodes().contains_key(name));
         let mut names = index.take_changed_nodes();
