@@ -28,6 +28,11 @@ pub fn promised_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
     names(promises(pods), |parts| is_more_than(PROMISABLE, parts))
 }
 
+/// GPUs that have less than the Bindings' own records allocate, headroom and all: what the continuous audit reports.
+pub fn overcommitted(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    names(promises(pods), |parts| is_more_than(WHOLE, parts))
+}
+
 /// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
 pub fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
     names(promises(pods), |parts| is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started))

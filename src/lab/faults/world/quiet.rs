@@ -2,7 +2,7 @@
 //! be bound, and nothing may be left of what is over.
 
 use super::super::oracle::{
-    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, is_engine, promised_twice,
+    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, is_engine, overcommitted,
     promises, reservation,
 };
 use super::observations::audit;
@@ -114,12 +114,12 @@ impl FaultyCluster {
             return self.break_with(format!("no replica acts after {QUIET:?} of quiet"));
         };
         let replica = self.replicas[acting].as_ref().expect("it acts");
-        let twice = promised_twice(&pods);
+        let twice = overcommitted(&pods);
         let found = audit(replica, "stowage_gpu_conflicts");
         let totals = replica.service.cluster().totals();
         let known = totals.waiting + totals.assumed + totals.bound;
         if !twice.is_empty() && found == 0 {
-            self.break_with(format!("promised twice, and not reported: {twice:?}"));
+            self.break_with(format!("promised beyond what there is, and not reported: {twice:?}"));
         }
         // What ended pods leave behind would grow without bound.
         let there_are = self.api.list("pods").len();
