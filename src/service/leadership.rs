@@ -114,6 +114,11 @@ impl Leadership {
         }
     }
 
+    /// Whether it waits until nothing that was written before can land any more.
+    pub fn is_succeeding(&self) -> bool {
+        matches!(*self.tenure.lock(), Tenure::Succeeding { .. })
+    }
+
     /// Sets the tenure. A replica that becomes leader, or leads in another epoch, relists first. Returns whether it leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();

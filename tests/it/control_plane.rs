@@ -430,7 +430,7 @@ async fn capacity_is_put_back(world: &mut RealControlPlane) {
     };
     let near = |is: u64, right: u64| is.abs_diff(right) <= 16;
     let figures =
-        [("h100-a", right(81_559, 0, 8)), ("h100-b", right(81_559, 0, 8)), ("l40s-a", right(46_068, 512, 4))];
+        [("h100-a", right(81_559, 0, 8)), ("h100-b", right(81_559, 0, 8)), ("l40s-a", right(46_068, 512, 8))];
     let are_right = async || {
         for (name, figure) in figures {
             let node = nodes.get(name).await.ok()?;

@@ -130,8 +130,7 @@ pub async fn run(
                 LeadWith::Always => succession.after_a_last_send_at(started),
                 _ => started,
             };
-            // Leads without a Lease from this moment on.
-            shutdown.run_until_cancelled(classify(&service, |now| succession.alone(from, now))).await;
+            shutdown.run_until_cancelled(lead_alone(&service, &succession, from)).await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
             let neighbour = Mutex::new(Neighbour::new(hostname, succession));
@@ -159,6 +158,17 @@ pub async fn run(
         }
     }
     set_tenure(&service, Tenure::Standby);
+}
+
+/// Leads without a Lease from this moment on. What succeeds, another leader or itself, acts once it may.
+async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
+    set_tenure(service, succession.alone(from, service.now()));
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if service.gate.is_succeeding() {
+            set_tenure(service, succession.alone(from, service.now()));
+        }
+    }
 }
 
 /// Distinguishes this process from every other that has acted or will act.
