@@ -164,7 +164,7 @@ pub async fn run(
 async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
     set_tenure(service, succession.alone(from, service.now()));
     loop {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(JUDGE_EVERY).await;
         if service.gate.is_succeeding() {
             set_tenure(service, succession.alone(from, service.now()));
         }
