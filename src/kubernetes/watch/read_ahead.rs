@@ -9,10 +9,10 @@ use tokio_util::task::AbortOnDropHandle;
 /// As many as a page has: one page is applied, and one is read.
 const AHEAD: usize = super::PAGE as usize;
 
-/// An event, and, of one after which nothing is read ahead, whom to tell that it was dealt with.
+/// An event. One after which nothing is read ahead has a channel that says when it was handled.
 type Read<K> = (Result<Event<K>>, Option<oneshot::Sender<()>>);
 
-/// The same events, read by a task of its own. The beginning of a list is dealt with before the list is asked for: pods that come
+/// The same events, read by a task of its own. The beginning of a list is handled before the list is requested: pods that come
 /// between the two would be taken for such as the list does not have.
 pub fn read_ahead<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Unpin + Send + 'static,
@@ -45,13 +45,13 @@ async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: m
 
 struct HandingOut<K> {
     from: mpsc::Receiver<Read<K>>,
-    /// Who waits until the event that was handed out last is dealt with.
+    /// The channel of the event that was handed out last: the reading task waits until that is handled.
     last: Option<oneshot::Sender<()>>,
     _reading: AbortOnDropHandle<()>,
 }
 
 impl<K> HandingOut<K> {
-    /// Whoever asks for the next event has dealt with the last one.
+    /// A caller that asks for the next event has handled the last one.
     async fn next(mut self) -> Option<(Result<Event<K>>, Self)> {
         if let Some(last) = self.last.take() {
             // A task that ended reads nothing.

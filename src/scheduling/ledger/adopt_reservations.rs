@@ -20,7 +20,7 @@ pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
     /// Pods that showed a reservation that this leader did not make.
     unknown: BTreeSet<PodUid>,
-    /// Pods without a node that show a reservation, whoever made it, as they were last seen.
+    /// Pods without a node that show a reservation, of this replica or of another, as they were last seen.
     #[serde(default)]
     shown: BTreeSet<PodUid>,
 }

@@ -2,8 +2,9 @@
 //!
 //! To classify a million pods anew, and to add up all nodes, takes seconds, and no request should wait for it. So it is done beside
 //! the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::take_policy`] puts the result in place in one step.
-//! What has changed since the copy was made shows by what both do not share, and only that is done under the lock. So every decision
-//! is made by one policy or by the other, and whether a policy was prepared, and when, makes no difference.
+//! What has changed since the copy was made shows by what both do not share, and only that is done under the lock; so that it is
+//! little, [`PreparedPolicy::caught_up`] does most of it beside the lock, too. Every decision is made by one policy or by the other,
+//! and whether a policy was prepared, and when, makes no difference.
 
 use super::Ledger;
 use super::copy_on_write::PodMap;

@@ -1,5 +1,5 @@
 //! Bugs that the oracle has to find, planted at the door: the core is told something wrong, or its answer is changed on its way
-//! to whoever asked. The core itself has no line of this.
+//! to the caller. The core itself contains none of it.
 
 macro_rules! planted_bugs {
     ($($bug:ident $what:literal)*) => {
