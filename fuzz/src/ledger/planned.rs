@@ -55,7 +55,13 @@ impl LedgerRace {
         let ledger = &mut self.replicas[self.acting].ledger;
         let Some(pod) = ledger.pod_state(uid) else { return };
         let (key, demand) = (pod.key.clone(), pod.demand.clone());
-        let request = VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default(), disruption: None };
+        let request = VerbRequest {
+            uid: uid.clone(),
+            key,
+            demand,
+            waiting: ObservedWaiting::default(),
+            disruption: None,
+        };
         let offered = self.nodes.keys().map(|node| OfferedNode {
             node: node.to_string(),
             victims: self.pods_on(node.as_str()),
