@@ -366,21 +366,23 @@ mod tests {
         }
     }
 
-    /// The text of the innermost loop is 2^(levels + 1) times as long as the one it began with.
-    fn bomb(levels: usize) -> String {
-        let open = |level: usize| match level {
-            0 => "[pod.priorityClass+pod.priorityClass].exists(x0, ".to_owned(),
-            _ => format!("[x{}+x{}].exists(x{level}, ", level - 1, level - 1),
+    /// The text of the innermost loop is `terms` to the power of `loops` times as long as the one it began with.
+    fn bomb(loops: usize, terms: usize) -> String {
+        let open = |level: usize| {
+            let before = level.checked_sub(1).map_or("pod.model".into(), |before| format!("x{before}"));
+            format!("[{}].exists(x{level}, ", vec![before; terms].join("+"))
         };
-        let opened: String = (0..levels).map(open).collect();
-        format!("{opened}x{} == ''{}", levels - 1, ")".repeat(levels))
+        let opened: String = (0..loops).map(open).collect();
+        format!("{opened}x{} == ''{}", loops - 1, ")".repeat(loops))
     }
 
     #[test]
-    fn b7_a_text_that_doubles_in_every_loop_is_refused() {
-        let text = bomb(25);
-        assert!(text.len() < 633 && Expression::compile(&bomb(3)).is_ok());
-        assert!(Expression::compile(&text).is_err(), "its text would have 8 GiB, of 633 bytes of CEL");
+    fn b7_a_text_that_is_multiplied_in_every_loop_is_refused_for_its_size() {
+        assert!(Expression::compile(&bomb(4, 2)).is_ok());
+        let text = bomb(4, 24);
+        assert!(text.len() < 633, "its text would have 162 MiB, of {} bytes of CEL", text.len());
+        let refused = Expression::compile(&text).unwrap_err();
+        assert!(refused.message.starts_with("it may go through "), "{}", refused.message);
     }
 
     #[test]
