@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 const NODES: usize = 65_000;
 const PODS: usize = 1_000_000;
 /// What filters take when nothing else happens.
-const QUIET: Duration = Duration::from_secs(5);
+const QUIET: Duration = Duration::from_secs(20);
 /// The pages that are made of the whole cluster.
 const PAGES: [&str; 5] = ["/metrics", "/v1/fleet", "/v1/models", "/debug/snapshot", "/debug/reports"];
 const CHANGES: usize = 3;

@@ -49,7 +49,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
         }
         // After a change of policy all nodes are looked at, which takes a second of tens of thousands.
         let (looks, shown) = (service.clone(), index.clone());
-        let looked = service.heavy_work.begin(move || {
+        let looked = service.heavy_work.begin_in_background(move || {
             let due = capacity.look(&looks, &shown, looks.now());
             (capacity, due)
         });

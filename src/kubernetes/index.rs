@@ -62,10 +62,6 @@ pub struct ClusterIndex {
     pods_list: ListProgress,
     /// What is applied comes from a list, not from a change that was just made.
     is_listing_pods: bool,
-    /// The policy's version when the list under way began, and when the last complete one did: pods that were read under another
-    /// policy are read again.
-    listing_under: u64,
-    listed_under: Option<u64>,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
     /// Listed only while a policy asks for their labels.
@@ -156,7 +152,6 @@ impl ClusterIndex {
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
         self.is_listing_pods = true;
-        self.listing_under = service.policy().version;
         // Copies, so that the lock is released before all of them are gone through.
         let (books, filters) = {
             let cluster = service.cluster();
@@ -180,7 +175,6 @@ impl ClusterIndex {
         service.conflicts().end_list();
         self.pods.retain(|_, pod| !gone.contains(&pod.uid));
         self.pods_list.is_complete = true;
-        self.listed_under = Some(self.listing_under);
         self.is_listing_pods = false;
     }
 
@@ -318,13 +312,13 @@ impl ClusterIndex {
     }
 
     /// Whether a list shows a bound pod as it was applied last. A new leader lists a million of them, of which some have changed.
+    /// Of a policy a bound pod has its classification only, which the ledger brings to another policy by itself.
     fn is_listed_unchanged(&self, service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) -> bool {
         let is_as_applied = || {
             let known = self.pods.get(key).filter(|known| known.uid == *uid && known.version.is_some());
             known.is_some_and(|known| known.version == version(pod)) && !self.warnings.contains_key(uid)
         };
         self.is_listing_pods
-            && self.listed_under == Some(service.policy().version)
             && is_as_applied()
             // Not in a ledger that was discarded.
             && service.cluster().pod_state(uid).is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)))

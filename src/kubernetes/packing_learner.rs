@@ -28,7 +28,7 @@ impl PackingLearner {
             (demand_history, ledger.snapshot())
         };
         let service = service.clone();
-        self.at_work = Some(self.service.heavy_work.begin(move || {
+        self.at_work = Some(self.service.heavy_work.begin_in_background(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
             service.set_packing_model(snapshot, packing_model);

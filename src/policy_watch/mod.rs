@@ -216,7 +216,7 @@ impl PolicyWatch {
         }
     }
 
-    /// On a thread of its own: classifying every pod of a large cluster takes a while.
+    /// In the background: classifying every pod of a large cluster takes a while.
     async fn take_over(
         &mut self,
         service: &Arc<Service>,
@@ -224,10 +224,10 @@ impl PolicyWatch {
         texts: Vec<SourceText>,
         change: &ChangeOfPolicy,
     ) {
-        let (service, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let (taking, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
         let (given, change) = (texts.clone(), change.clone());
-        let taken = tokio::task::spawn_blocking(move || {
-            let outcome = take(&service, &texts, &change);
+        let taken = service.heavy_work.begin_in_background(move || {
+            let outcome = take(&taking, &texts, &change);
             if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
                 keep(last_good.as_ref(), &path, &texts);
             }

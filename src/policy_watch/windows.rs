@@ -34,9 +34,9 @@ pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
         let pause = match open_now(&service, &mut zones, &policy) == *policy.open_windows() {
             true => LOOK_EVERY,
             false => {
-                let (service, change) = (service.clone(), change.clone());
-                // On a thread of its own: classifying every pod of a large cluster takes a while.
-                let moved = tokio::task::spawn_blocking(move || step(&service, &change)).await;
+                let (moving, change) = (service.clone(), change.clone());
+                // Classifying every pod of a large cluster takes a while.
+                let moved = service.heavy_work.begin_in_background(move || step(&moving, &change)).await;
                 moved.unwrap_or_else(|_| error!("the policy's windows could not be changed"));
                 AFTER_A_CHANGE
             }

@@ -10,6 +10,7 @@ mod classifier;
 mod cluster_guard;
 mod heavy_work;
 mod leadership;
+pub mod niceness;
 mod policy_status;
 mod recording_tap;
 mod refused_reads;

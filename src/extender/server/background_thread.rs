@@ -4,8 +4,7 @@
 //! would take its turn with each of them; a page with every pod takes a good part of a second. Here the kernel decides: a
 //! filter request preempts them at once. Nothing here knows HTTP.
 
-use rustix::io::Errno;
-use rustix::process::{getpriority_process, setpriority_process};
+use crate::service::niceness::step_back;
 use std::future::Future;
 use std::io;
 use tokio::runtime::Builder;
@@ -14,9 +13,6 @@ use tokio_util::sync::CancellationToken;
 
 /// More than the number of pages that are rendered at one time.
 const BLOCKING: usize = 16;
-
-/// The thread's niceness: it gets a tenth of a contended core, and all of an idle one.
-const NICER: i32 = 10;
 
 /// Serves on a thread of its own, and so do the threads that it hands blocking work to. Ends with the result of `serve`, which
 /// is told to stop if this is dropped.
@@ -31,8 +27,6 @@ where
     let _stop = stop.clone().drop_guard();
     let serving = serve(stop);
     let (end, ended) = oneshot::channel();
-    let niceness = stepped_back();
-    let step_back = move || set_niceness(niceness);
     std::thread::Builder::new().name(name.into()).spawn(move || {
         step_back();
         let mut runtime = Builder::new_current_thread();
@@ -41,19 +35,6 @@ where
         let _ = end.send(runtime.and_then(|runtime| runtime.block_on(serving)));
     })?;
     ended.await.unwrap_or_else(|_| Err(io::Error::other(format!("the thread for {name} has failed"))))
-}
-
-/// The niceness of what is served apart, on the thread that serves the rest. A thread begins with that of the thread that starts
-/// it, so one that stepped back by itself would go further with each start.
-fn stepped_back() -> Result<i32, Errno> {
-    Ok(getpriority_process(None)? + NICER)
-}
-
-/// On Linux each thread has a niceness of its own. If it cannot be set, reports are served all the same.
-fn set_niceness(niceness: Result<i32, Errno>) {
-    if let Err(error) = niceness.and_then(|niceness| setpriority_process(None, niceness)) {
-        tracing::warn!("reports may hold up the scheduler: the agents' thread cannot step back: {error}");
-    }
 }
 
 /// Call it on such a thread between two pieces of work: threads that wait for this core run now, and not at the kernel's next
@@ -65,30 +46,30 @@ pub fn give_way() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::niceness::{of_this_thread, stepped_back};
     use std::time::Duration;
     use tokio::runtime::Handle;
     use tokio::task::spawn_blocking;
 
     #[tokio::test]
     async fn what_is_served_apart_is_nicer_and_ends_with_its_outcome() {
-        let here = getpriority_process(None).unwrap();
+        let here = of_this_thread();
         let (tell, told) = oneshot::channel();
         let serving = async move {
-            tell.send(getpriority_process(None).unwrap()).unwrap();
+            tell.send(of_this_thread()).unwrap();
             Err(io::Error::other("on purpose"))
         };
         let outcome = apart("test", CancellationToken::new(), |_| serving).await;
         assert_eq!(outcome.unwrap_err().to_string(), "on purpose");
-        assert_eq!(told.await.unwrap(), (here + NICER).min(19));
-        assert_eq!(getpriority_process(None).unwrap(), here);
+        assert_eq!(told.await.unwrap(), stepped_back());
+        assert_eq!(of_this_thread(), here);
     }
 
     #[tokio::test]
     async fn the_threads_that_it_hands_blocking_work_to_are_as_nice_as_it_is() {
-        let here = getpriority_process(None).unwrap();
         let (tell, told) = oneshot::channel();
         let serving = async move {
-            let niceness = || getpriority_process(None).unwrap();
+            let niceness = || of_this_thread();
             // The second is started by the first, and the third reuses one of them.
             let nested = move || (niceness(), Handle::current().block_on(spawn_blocking(niceness)).unwrap());
             let (first, second) = spawn_blocking(nested).await.unwrap();
@@ -96,7 +77,7 @@ mod tests {
             Ok(())
         };
         apart("test", CancellationToken::new(), |_| serving).await.unwrap();
-        assert_eq!(told.await.unwrap(), [(here + NICER).min(19); 3]);
+        assert_eq!(told.await.unwrap(), [stepped_back(); 3]);
     }
 
     #[tokio::test]

@@ -1,0 +1,31 @@
+//! How threads step back behind those that answer kube-scheduler.
+//!
+//! Where all cores are busy, the kernel gives a nicer thread a tenth of a core, and takes it away at once when a request comes. Where
+//! one is idle, the thread has all of it.
+
+use rustix::process::{getpid, getpriority_process, setpriority_process};
+
+const NICER: i32 = 10;
+
+/// Makes the thread that calls it nicer than the process, from here on. A second call changes nothing. If the kernel refuses it,
+/// the thread works all the same.
+pub fn step_back() {
+    // On Linux each thread has a niceness of its own, and a thread begins with that of the one that starts it. That of the
+    // process is its first thread's.
+    let of_process = getpriority_process(Some(getpid()));
+    if let Err(error) = of_process.and_then(|niceness| setpriority_process(None, niceness + NICER)) {
+        tracing::warn!("background work may hold up the scheduler: its thread cannot step back: {error}");
+    }
+}
+
+/// The niceness of the thread that calls it.
+#[cfg(test)]
+pub fn of_this_thread() -> i32 {
+    getpriority_process(None).expect("the kernel knows it")
+}
+
+/// The niceness of a thread that has stepped back.
+#[cfg(test)]
+pub fn stepped_back() -> i32 {
+    (getpriority_process(Some(getpid())).expect("the kernel knows it") + NICER).min(19)
+}
