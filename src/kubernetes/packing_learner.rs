@@ -1,26 +1,44 @@
-//! Relearns the packing model when enough pods have arrived, on a thread of its own so that no request waits for it.
+//! Relearns the packing model when enough pods have arrived, in the background so that no request waits for it.
 
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::vocabulary::node::Node;
 use crate::service::Service;
+use crate::units::{Millis, Moment};
 use std::sync::Arc;
 use tokio::task::JoinHandle;
+
+/// With tens of thousands of nodes and a hundred new pods a second it would always be due. So much longer than a run takes is the pause
+/// after it: learning takes a tenth of a core at most.
+const PAUSE: u64 = 9;
 
 pub struct PackingLearner {
     service: Arc<Service>,
     at_work: Option<JoinHandle<()>>,
+    began: Moment,
+    /// Before this moment no other run begins.
+    rests_until: Moment,
 }
 
 impl PackingLearner {
     pub fn new(service: Arc<Service>) -> Self {
-        Self { service, at_work: None }
+        Self { service, at_work: None, began: Moment::default(), rests_until: Moment::default() }
     }
 
-    /// Starts learning if it is due and the previous run has ended.
+    /// Starts learning if it is due, and the previous run has ended and is some time ago.
     pub fn tick(&mut self) {
-        if self.at_work.as_ref().is_some_and(|at_work| !at_work.is_finished()) {
+        let now = self.service.now();
+        match &self.at_work {
+            Some(at_work) if !at_work.is_finished() => return,
+            Some(_) => {
+                self.at_work = None;
+                self.rests_until = now + Millis(now.since(self.began).0.saturating_mul(PAUSE));
+            }
+            None => {}
+        }
+        if now < self.rests_until {
             return;
         }
+        self.began = now;
         let service = &self.service;
         let (demand_history, snapshot) = {
             let mut ledger = service.cluster();
@@ -43,26 +61,54 @@ mod tests {
     use crate::scheduling::policy::Policy;
     use serde_json::json;
 
-    #[tokio::test]
-    async fn the_packing_model_is_learned_once_enough_pods_have_come() {
-        let service = Service::new(Policy::default());
+    /// A node with one GPU.
+    fn watched(service: &Service) -> ClusterIndex {
         let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });
         let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": { "allocatable": { "cpu": "8", "memory": "8Gi" } } });
-        index.apply_node(&service, &serde_json::from_value(node).unwrap());
-        let mut learning = PackingLearner::new(service.clone());
+        index.apply_node(service, &serde_json::from_value(node).unwrap());
+        index
+    }
+
+    fn arrive(index: &mut ClusterIndex, service: &Service, n: usize) {
+        let containers =
+            json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
+        let pod = json!({ "metadata": { "name": format!("p-{n}"), "uid": format!("{n}") }, "spec": { "containers": containers } });
+        index.apply_pod(service, &serde_json::from_value(pod).unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_packing_model_is_learned_once_enough_pods_have_come() {
+        let service = Service::new(Policy::default());
+        let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
         for n in 0..10 {
             learning.tick();
             assert!(learning.at_work.is_none(), "{n} pods are too few");
-            let containers =
-                json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
-            let pod = json!({ "metadata": { "name": format!("p-{n}"), "uid": format!("{n}") }, "spec": { "containers": containers } });
-            index.apply_pod(&service, &serde_json::from_value(pod).unwrap());
+            arrive(&mut index, &service, n);
         }
         learning.tick();
-        learning.at_work.take().expect("ten pods are enough").await.unwrap();
+        learning.at_work.as_mut().expect("ten pods are enough").await.unwrap();
         assert!(service.cluster().snapshot().packing_model().is_learned());
         learning.tick();
+        learning.rests_until = service.now();
+        learning.tick();
         assert!(learning.at_work.is_none(), "nobody came since");
+    }
+
+    #[tokio::test]
+    async fn after_a_long_run_learning_rests() {
+        let service = Service::new(Policy::default());
+        let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
+        (0..10).for_each(|n| arrive(&mut index, &service, n));
+        learning.tick();
+        learning.at_work.as_mut().expect("ten pods are enough").await.unwrap();
+        learning.began = learning.began.before(Millis::seconds(2));
+        (10..100).for_each(|n| arrive(&mut index, &service, n));
+        learning.tick();
+        assert!(learning.at_work.is_none(), "it took two seconds, and is due again at once");
+        assert!(learning.rests_until.since(service.now()) > Millis::seconds(15));
+        learning.rests_until = service.now();
+        learning.tick();
+        assert!(learning.at_work.is_some());
     }
 }

@@ -7,7 +7,9 @@ use super::index::ClusterIndex;
 use super::packing_learner::PackingLearner;
 use super::planner::{Planner, UNPLANNABLE_AT_ONCE};
 use super::port::ControlPlane;
-use crate::scheduling::verbs::tick::Tick;
+use crate::ids::PodUid;
+use crate::scheduling::ledger::Expired;
+use crate::scheduling::verbs::tick::PartOfTick;
 use crate::scheduling::verbs::wait::{AllMayBeRefused, TakeUnknownReservations};
 use crate::service::Service;
 use crate::units::{Millis, Moment};
@@ -64,11 +66,9 @@ impl LedgerUpkeep {
         let is_open = self.service.gate.is_open();
         match is_open {
             true => {
-                let mut ledger = self.service.cluster();
-                let (ended, unknown) =
-                    (ledger.apply(Tick { now, is_leading: true }), ledger.apply(TakeUnknownReservations));
-                drop(ledger);
-                self.planner.end(ended, now);
+                self.planner.end(self.expire(now, true), now);
+                // A statement of its own, so that the lock is released with it.
+                let unknown = self.service.cluster().apply(TakeUnknownReservations);
                 self.planner.end_unknown(unknown);
                 let after = self.planner.unplannable_pods_after().cloned();
                 let unplannable_pods =
@@ -78,7 +78,7 @@ impl LedgerUpkeep {
             }
             // The leader that ends a reservation also clears its condition: standby replicas write nothing.
             false => {
-                self.service.cluster().apply(Tick { now, is_leading: false });
+                self.expire(now, false);
                 self.planner.rest();
             }
         }
@@ -91,6 +91,18 @@ impl LedgerUpkeep {
         if now >= self.next_sweep && self.service.gate.is_synced() {
             self.index.lock().sweep(&self.service);
             self.next_sweep = now + SWEEP_EVERY;
+        }
+    }
+
+    /// Lets pass all deadlines up to now, a few under each lock. Answers the pods whose reservations ended.
+    fn expire(&self, now: Moment, is_leading: bool) -> Vec<PodUid> {
+        let mut all = Vec::new();
+        loop {
+            let Expired { ended, may_be_more } = self.service.cluster().apply(PartOfTick { now, is_leading });
+            all.extend(ended);
+            if !may_be_more {
+                return all;
+            }
         }
     }
 }

@@ -53,9 +53,9 @@ pub struct ClusterFilters {
 #[derive(Debug, Clone, Default)]
 pub struct FilterSnapshot {
     pages: ShardedMap<NodeName, Arc<FilterNodeState>>,
-    waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    waiting: ShardedMap<PodUid, Arc<Requirements>>,
     /// By bound pod, the requirements of its successor; stored only where pods may be moved.
-    movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    movable: ShardedMap<PodUid, Arc<Requirements>>,
     repelling: Arc<AntiAffinityIndex>,
     volumes: Arc<VolumeIndex>,
 }
@@ -65,8 +65,8 @@ pub struct FilterSnapshot {
 pub struct ClusterFiltersState {
     machines: Vec<Arc<FilterNode>>,
     bound: BTreeMap<PodUid, NodeFootprint>,
-    waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
-    movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    waiting: BTreeMap<PodUid, Arc<Requirements>>,
+    movable: BTreeMap<PodUid, Arc<Requirements>>,
     #[serde(default)]
     volumes: VolumeIndexState,
 }
@@ -144,24 +144,20 @@ impl ClusterFilters {
             return;
         }
         self.remove_pod(&uid);
-        Arc::make_mut(&mut self.seen.waiting).insert(uid, Arc::new(wants));
+        self.seen.waiting.insert(uid, Arc::new(wants));
     }
 
     /// Sets the requirements of the pod that replaces this bound one if it is evicted.
     pub fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
         if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
-            Arc::make_mut(&mut self.seen.movable).insert(uid, Arc::new(wants));
+            self.seen.movable.insert(uid, Arc::new(wants));
         }
     }
 
     /// Removes a pod that has ended or was deleted.
     pub fn remove_pod(&mut self, uid: &PodUid) {
-        if self.seen.waiting.contains_key(uid) {
-            Arc::make_mut(&mut self.seen.waiting).remove(uid);
-        }
-        if self.seen.movable.contains_key(uid) {
-            Arc::make_mut(&mut self.seen.movable).remove(uid);
-        }
+        self.seen.waiting.remove(uid);
+        self.seen.movable.remove(uid);
         let Some(node) = self.places.remove(uid) else { return };
         let Some(page) = self.seen.pages.get_mut(&node) else { return };
         let removed = Arc::make_mut(page).remove(uid);
@@ -176,7 +172,8 @@ impl ClusterFilters {
         let mut filters = Self::default();
         state.machines.into_iter().for_each(|machine| filters.set_machine(Arc::unwrap_or_clone(machine)));
         state.bound.into_iter().for_each(|(uid, footprint)| filters.set_pod(uid, footprint));
-        (filters.seen.waiting, filters.seen.movable) = (state.waiting, state.movable);
+        filters.seen.waiting = state.waiting.into_iter().collect();
+        filters.seen.movable = state.movable.into_iter().collect();
         filters.seen.volumes = Arc::new(VolumeIndex::load(state.volumes));
         filters
     }
@@ -249,8 +246,8 @@ impl FilterSnapshot {
         ClusterFiltersState {
             machines,
             bound: pods.map(|(uid, footprint)| (uid.clone(), footprint.clone())).collect(),
-            waiting: self.waiting.clone(),
-            movable: self.movable.clone(),
+            waiting: in_order(&self.waiting),
+            movable: in_order(&self.movable),
             volumes: self.volumes.export(),
         }
     }
@@ -276,7 +273,7 @@ impl FilterSnapshot {
     /// All known pods, in no order.
     pub fn pods_in_no_order(&self) -> impl Iterator<Item = &PodUid> {
         let bound = self.pages.in_no_order().flat_map(|(_, page)| page.pods());
-        bound.map(|(uid, _)| uid).chain(self.waiting.keys())
+        bound.map(|(uid, _)| uid).chain(self.waiting.in_no_order().map(|(uid, _)| uid))
     }
 
     /// The requirements of a bound pod's successor.
@@ -355,6 +352,10 @@ impl<'a> FilterQuery<'a> {
     fn is_repelled_by(&self, other: &Requirements) -> bool {
         other.repels.iter().any(|repulsion| repulsion.may_take(self.wants))
     }
+}
+
+fn in_order(pods: &ShardedMap<PodUid, Arc<Requirements>>) -> BTreeMap<PodUid, Arc<Requirements>> {
+    pods.in_no_order().map(|(uid, wants)| (uid.clone(), wants.clone())).collect()
 }
 
 /// Nearly every pod has no host ports and no extended resources: those share one empty list.

@@ -102,22 +102,42 @@ pub enum AssumeResult {
     Bound,
 }
 
+/// What a part of the deadlines that have passed has ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Expired {
+    /// Pods whose reservations ended.
+    pub ended: Vec<PodUid>,
+    pub may_be_more: bool,
+}
+
+/// Deadlines that pass under one lock: some milliseconds of a million pods, of which a plan or a page has a copy.
+const FEW: usize = 16;
+
 impl Ledger {
     /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
     pub(in crate::scheduling) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
-        self.run_out(now, ExpiredReservations::End)
+        self.run_out(now, ExpiredReservations::End, usize::MAX).ended
     }
 
     /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
     /// this replica acts and ends them itself.
     pub(in crate::scheduling) fn expire_except_reservations(&mut self, now: Moment) {
-        self.run_out(now, ExpiredReservations::Stand);
+        self.run_out(now, ExpiredReservations::Stand, usize::MAX);
     }
 
-    fn run_out(&mut self, now: Moment, reservations: ExpiredReservations) -> Vec<PodUid> {
+    /// The same for the first few, so that nothing waits long for the lock.
+    pub(in crate::scheduling) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
+        let reservations = if is_leading { ExpiredReservations::End } else { ExpiredReservations::Stand };
+        self.run_out(now, reservations, FEW)
+    }
+
+    fn run_out(&mut self, now: Moment, reservations: ExpiredReservations, at_most: usize) -> Expired {
         self.set_now(now);
-        let mut ended = Vec::new();
-        while let Some((deadline, uid)) = self.pod_states.take_due(self.now, reservations) {
+        let (mut ended, mut left) = (Vec::new(), at_most);
+        while left > 0
+            && let Some((deadline, uid)) = self.pod_states.take_due(self.now, reservations)
+        {
+            left -= 1;
             let Some(pod_state) = self.pod_states.get(&uid) else { continue };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(pod_state.starting) {
@@ -132,10 +152,13 @@ impl Ledger {
                 ended.push(uid);
             }
         }
-        while let Some(node) = self.node_states.take_aged(self.now) {
+        while left > 0
+            && let Some(node) = self.node_states.take_aged(self.now)
+        {
+            left -= 1;
             self.age(&node);
         }
-        ended
+        Expired { ended, may_be_more: left == 0 }
     }
 
     /// The pod asks for a node (again): its soft reservation is open, and did not lead to a bind. Answers how often that has

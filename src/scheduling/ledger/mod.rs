@@ -70,7 +70,7 @@ mod tenant_usage;
 mod waiting_pods;
 mod waiting_queue;
 
-pub use assume::{AssumeConflict, AssumeResult};
+pub use assume::{AssumeConflict, AssumeResult, Expired};
 pub use node_devices::DevicesRefused;
 pub use node_state::{LoanStage, PodLoan, WakeStatus};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};

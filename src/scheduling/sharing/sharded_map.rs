@@ -1,23 +1,28 @@
-//! A hash map in shards. A copy counts the shards; a change copies one.
+//! A hash map in groups of shards. A copy counts the groups; a change copies one shard.
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-/// So many that a shard has some hundreds of a million pods, and few enough to be counted in some tens of microseconds.
-const SHARDS: usize = 2048;
+/// A copy counts the groups, and the first change of a shard afterwards copies its group, which counts shards, and the shard, which
+/// has a hundred of a million pods: microseconds each.
+const GROUPS: usize = 64;
+/// In each group.
+const SHARDS: usize = 128;
+
+type Shard<K, V> = Arc<FxHashMap<K, V>>;
 
 #[derive(Debug, Clone)]
 pub struct ShardedMap<K, V> {
-    shards: Box<[Arc<FxHashMap<K, V>>]>,
+    groups: Box<[Arc<[Shard<K, V>]>]>,
 }
 
 impl<K, V> Default for ShardedMap<K, V> {
     fn default() -> Self {
-        // They share one empty shard until something is put into them.
-        let empty = Arc::default();
-        Self { shards: vec![empty; SHARDS].into() }
+        // All share one empty shard until something is put into them.
+        let group: Arc<[Shard<K, V>]> = vec![Shard::default(); SHARDS].into();
+        Self { groups: vec![group; GROUPS].into() }
     }
 }
 
@@ -27,7 +32,7 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.shards[shard_of(key)].get(key)
+        self.shard(key).get(key)
     }
 
     pub fn get_key_value<Q>(&self, key: &Q) -> Option<(&K, &V)>
@@ -35,7 +40,7 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.shards[shard_of(key)].get_key_value(key)
+        self.shard(key).get_key_value(key)
     }
 
     pub fn contains_key<Q>(&self, key: &Q) -> bool
@@ -43,7 +48,7 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.shards[shard_of(key)].contains_key(key)
+        self.shard(key).contains_key(key)
     }
 
     pub fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
@@ -51,22 +56,20 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let shard = &mut self.shards[shard_of(key)];
         // What is not there needs no copy of its shard.
-        if !shard.contains_key(key) {
+        if !self.contains_key(key) {
             return None;
         }
-        Arc::make_mut(shard).get_mut(key)
+        self.shard_mut(key).get_mut(key)
     }
 
     /// The value of a key, made of nothing if there is none.
     pub fn get_or_insert_with(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
-        let shard = &mut self.shards[shard_of(&key)];
-        Arc::make_mut(shard).entry(key).or_insert_with(new)
+        self.shard_mut(&key).entry(key).or_insert_with(new)
     }
 
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        Arc::make_mut(&mut self.shards[shard_of(&key)]).insert(key, value)
+        self.shard_mut(&key).insert(key, value)
     }
 
     pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
@@ -74,24 +77,24 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let shard = &mut self.shards[shard_of(key)];
-        if !shard.contains_key(key) {
+        if !self.contains_key(key) {
             return None;
         }
-        Arc::make_mut(shard).remove(key)
+        self.shard_mut(key).remove(key)
     }
 
     /// All entries, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
     pub fn in_no_order(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.shards.iter().flat_map(|shard| shard.iter())
+        self.groups.iter().flat_map(|group| group.iter()).flat_map(|shard| shard.iter())
     }
 
     /// The entries of shards that another map does not share, in no order.
     #[expect(clippy::disallowed_methods, reason = "the caller puts them into an order, or needs none")]
     pub fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a K, &'a V)> {
-        let own = self.shards.iter().zip(&other.shards).filter(|(own, theirs)| !Arc::ptr_eq(own, theirs));
-        own.flat_map(|(own, _)| own.iter())
+        let groups = self.groups.iter().zip(&other.groups).filter(|(own, theirs)| !Arc::ptr_eq(own, theirs));
+        let shards = groups.flat_map(|(own, theirs)| own.iter().zip(&**theirs));
+        shards.filter(|(own, theirs)| !Arc::ptr_eq(own, theirs)).flat_map(|(own, _)| own.iter())
     }
 
     /// Changes all values, each by itself.
@@ -100,15 +103,37 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         reason = "nothing follows from the order of what is changed by itself"
     )]
     pub fn change_each(&mut self, mut change: impl FnMut(&mut V)) {
-        for shard in self.shards.iter_mut().filter(|shard| !shard.is_empty()) {
-            Arc::make_mut(shard).values_mut().for_each(&mut change);
+        let is_empty = |group: &Arc<[Shard<K, V>]>| group.iter().all(|shard| shard.is_empty());
+        for group in self.groups.iter_mut().filter(|group| !is_empty(group)) {
+            for shard in Arc::make_mut(group).iter_mut().filter(|shard| !shard.is_empty()) {
+                Arc::make_mut(shard).values_mut().for_each(&mut change);
+            }
         }
+    }
+
+    fn shard<Q: Hash + ?Sized>(&self, key: &Q) -> &Shard<K, V> {
+        let (group, shard) = place_of(key);
+        &self.groups[group][shard]
+    }
+
+    fn shard_mut<Q: Hash + ?Sized>(&mut self, key: &Q) -> &mut FxHashMap<K, V> {
+        let (group, shard) = place_of(key);
+        Arc::make_mut(&mut Arc::make_mut(&mut self.groups[group])[shard])
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for ShardedMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let mut map = Self::default();
+        entries.into_iter().for_each(|(key, value)| drop(map.insert(key, value)));
+        map
     }
 }
 
 /// By bits of the hash that the shard itself does not go by.
-fn shard_of<Q: Hash + ?Sized>(key: &Q) -> usize {
-    (FxBuildHasher.hash_one(key) >> 40) as usize % SHARDS
+fn place_of<Q: Hash + ?Sized>(key: &Q) -> (usize, usize) {
+    let bits = (FxBuildHasher.hash_one(key) >> 40) as usize;
+    (bits / SHARDS % GROUPS, bits % SHARDS)
 }
 
 #[cfg(test)]
@@ -145,20 +170,24 @@ mod tests {
     fn a_change_copies_one_shard_and_what_is_not_there_none() {
         let mut map = filled(1000);
         let copy = map.clone();
+        let shards = |map: &ShardedMap<String, usize>| -> Vec<_> {
+            map.groups.iter().flat_map(|group| group.iter().map(Arc::as_ptr)).collect()
+        };
         let shared = |map: &ShardedMap<String, usize>| {
-            map.shards.iter().zip(copy.shards.iter()).filter(|(a, b)| Arc::ptr_eq(a, b)).count()
+            shards(map).into_iter().zip(shards(&copy)).filter(|(own, theirs)| own == theirs).count()
         };
         assert!(map.get_mut(&uid(5000)).is_none() && map.remove(&uid(5000)).is_none());
-        assert_eq!(shared(&map), SHARDS);
+        assert_eq!(shared(&map), GROUPS * SHARDS);
         *map.get_mut(&uid(7)).unwrap() += 1;
-        assert_eq!(shared(&map), SHARDS - 1);
+        assert_eq!(shared(&map), GROUPS * SHARDS - 1);
         let changed: Vec<_> = map.unshared_with(&copy).filter(|(uid, n)| copy.get(*uid) != Some(n)).collect();
         assert_eq!(changed, [(&uid(7), &8)]);
     }
 
     #[test]
     fn shards_fill_evenly() {
-        let most = filled(80_000).shards.iter().map(|shard| shard.len()).max().unwrap();
+        let map = filled(320_000);
+        let most = map.groups.iter().flat_map(|group| group.iter().map(|shard| shard.len())).max().unwrap();
         assert!(most < 100, "of 39 on the average one has {most}");
     }
 }

@@ -18,7 +18,8 @@ use super::shadow::LetThrough;
 use super::slices::{SliceDeleted, SliceObserved};
 use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{
-    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, TakeOveruse, Tick,
+    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PartOfTick, PolicySet, TakeOveruse,
+    Tick,
 };
 use super::wait::{
     AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, LoansRecalled, NoPlacementFound,
@@ -57,7 +58,7 @@ macro_rules! inputs {
 }
 
 inputs! {
-    ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
+    ClockAdvanced, Tick, PartOfTick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
     NamespacesListed, NamespaceObserved, NamespaceDeleted, DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown, SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,

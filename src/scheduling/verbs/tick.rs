@@ -2,7 +2,7 @@
 
 use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::scheduling::ledger::{OveruseStep, PreparedPolicy, RetiredPolicy};
+use crate::scheduling::ledger::{Expired, OveruseStep, PreparedPolicy, RetiredPolicy};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
 use crate::scheduling::policy::Policy;
@@ -17,6 +17,14 @@ pub struct ClockAdvanced(pub Moment);
 /// replica that does not lead, until the API server shows that the leader has ended them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tick {
+    pub now: Moment,
+    pub is_leading: bool,
+}
+
+/// The first few of the deadlines that a [`Tick`] is about. When thousands pass at once, such as those of readings whose agents cannot
+/// reach this replica, a request waits for a few and not for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartOfTick {
     pub now: Moment,
     pub is_leading: bool,
 }
@@ -78,6 +86,14 @@ impl Change for Tick {
     }
 }
 
+impl Change for PartOfTick {
+    type Output = Expired;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Expired {
+        cluster.ledger.expire_few(self.now, self.is_leading)
+    }
+}
+
 impl Change for TakeOveruse {
     /// All of it counts as done.
     type Output = Vec<OveruseStep>;
@@ -129,5 +145,39 @@ impl Change for PackingModelLearned {
 
     fn apply_to(self, cluster: &mut Cluster) {
         cluster.ledger.set_packing_model(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
+    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::units::Millis;
+
+    #[test]
+    fn the_parts_of_a_tick_do_what_it_does_and_none_does_much() {
+        const PODS: usize = 40;
+        let mut cluster = LedgerCluster::new(&[("a", 8)]);
+        for n in 0..PODS {
+            let name = format!("p-{n}");
+            cluster.wait(&name, demand_of(1 << 30, 1, Sharing::Shared, 0));
+            cluster.ledger.offer(&uid(&name), &node("a"), &[gpu_at("a", n as u32 % 8)]);
+        }
+        let softly_reserved = |cluster: &Cluster| {
+            let pods = cluster.pods_in_no_order();
+            pods.filter(|(_, pod)| pod.soft_reservation().is_some()).count()
+        };
+        assert_eq!(softly_reserved(&cluster), PODS);
+        let now = cluster.now() + Millis::seconds(3600);
+        let (mut at_once, mut in_parts) = (cluster.copy(), cluster.copy());
+        at_once.apply(Tick { now, is_leading: true });
+        let mut left = PODS;
+        while in_parts.apply(PartOfTick { now, is_leading: true }).may_be_more {
+            let before = std::mem::replace(&mut left, softly_reserved(&in_parts));
+            assert!(left < before && before - left < PODS / 2, "{before} before, {left} after");
+        }
+        assert_eq!([softly_reserved(&at_once), softly_reserved(&in_parts)], [0, 0]);
+        assert_eq!(at_once.snapshot().nodes(), in_parts.snapshot().nodes());
     }
 }
