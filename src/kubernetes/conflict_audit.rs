@@ -23,6 +23,8 @@ use tokio::task::JoinSet;
 
 /// A conflict counts after two seconds: more frequent audits would find nothing sooner.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Nodes that are checked under one lock, in less than a millisecond.
+const CHECKED_AT_ONCE: usize = 32;
 /// Conflicts that one audit logs and records as Events. A fault that affects every node at once must not drown all other
 /// messages.
 const REPORTED_AT_ONCE: usize = 20;
@@ -42,7 +44,10 @@ pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
     loop {
         tokio::select! {
             biased;
-            _ = ticks.tick() => audit.tick(audit.service.now()),
+            _ = ticks.tick() => {
+                let round = audit.look().await;
+                audit.tick(round, audit.service.now());
+            }
             Some(done) = audit.evictions.join_next() => {
                 if let Ok((victim, outcome)) = done {
                     audit.note(&victim, outcome, audit.service.now());
@@ -101,8 +106,17 @@ impl ConflictAudit {
         }
     }
 
-    fn tick(&mut self, now: Moment) {
-        let look = self.look(now);
+    /// A round of a large cluster takes longer than a request should wait.
+    async fn look(&self) -> AuditRound {
+        let service = self.service.clone();
+        let looking = self.service.heavy_work.begin_in_background(move || look(&service, service.now()));
+        looking.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "a round of the audit was not completed; the next one goes on");
+            AuditRound::default()
+        })
+    }
+
+    fn tick(&mut self, look: AuditRound, now: Moment) {
         log(&look);
         let is_open = self.service.gate.is_open();
         if is_open {
@@ -119,15 +133,6 @@ impl ConflictAudit {
             self.tries.clear();
         }
         self.was_open = is_open;
-    }
-
-    fn look(&self, now: Moment) -> AuditRound {
-        let due = self.service.conflicts().due(now);
-        let nodes = with_devices(&self.service, due);
-        let mut conflicts = self.service.conflicts();
-        let look = conflicts.look(nodes, now);
-        self.service.metrics.conflicts.set(&conflicts, &look);
-        look
     }
 
     fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
@@ -236,6 +241,21 @@ fn reason_to_evict(
         Ok(_) | Err(ControlPlaneError::Gone) => Err(AuditEvictionOutcome::Over),
         Err(error) => Err(AuditEvictionOutcome::Unread(error.to_string())),
     }
+}
+
+/// Checks the nodes that are due, a few under each lock: watches wait for it.
+fn look(service: &Service, now: Moment) -> AuditRound {
+    let due = service.conflicts().due(now);
+    let nodes = with_devices(service, due);
+    let mut round = AuditRound::default();
+    for nodes in nodes.chunks(CHECKED_AT_ONCE) {
+        // A statement of its own, so that the lock is released with it.
+        let AuditRound { begun, ended } = service.conflicts().look(nodes, now);
+        round.begun.extend(begun);
+        round.ended.extend(ended);
+    }
+    service.metrics.conflicts.set(&service.conflicts(), &round);
+    round
 }
 
 /// The devices of these nodes, from agents' reports or labels. The snapshot is dropped at once: the ledger copies one that is

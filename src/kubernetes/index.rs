@@ -25,6 +25,7 @@ use crate::scheduling::kube_filters::StorageKind;
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::policy::NamespaceLabels;
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::verbs::observe::{
     EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted,
     PodObserved, PodReleased, ReservationGone,
@@ -312,16 +313,23 @@ impl ClusterIndex {
     }
 
     /// Whether a list shows a bound pod as it was applied last. A new leader lists a million of them, of which some have changed.
-    /// Of a policy a bound pod has its classification only, which the ledger brings to another policy by itself.
+    /// The ledger brings a bound pod's classification to another policy by itself; what its successor requires is read only under a
+    /// policy that moves pods.
     fn is_listed_unchanged(&self, service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) -> bool {
         let is_as_applied = || {
             let known = self.pods.get(key).filter(|known| known.uid == *uid && known.version.is_some());
             known.is_some_and(|known| known.version == version(pod)) && !self.warnings.contains_key(uid)
         };
-        self.is_listing_pods
-            && is_as_applied()
-            // Not in a ledger that was discarded.
-            && service.cluster().pod_state(uid).is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)))
+        if !self.is_listing_pods || !is_as_applied() {
+            return false;
+        }
+        let lacks_successor = |cluster: &Cluster| {
+            kube_filters::may_move(service, pod) && cluster.kube_filters().movable(uid).is_none()
+        };
+        let cluster = service.cluster();
+        // Not in a ledger that was discarded.
+        let is_bound = cluster.pod_state(uid).is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)));
+        is_bound && !lacks_successor(&cluster)
     }
 
     /// Counts a warning when it is new, not each time the pod is seen again.

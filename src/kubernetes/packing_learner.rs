@@ -7,9 +7,11 @@ use crate::units::{Millis, Moment};
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
-/// With tens of thousands of nodes and a hundred new pods a second it would always be due. So much longer than a run takes is the pause
-/// after it: learning takes a tenth of a core at most.
-const PAUSE: u64 = 9;
+/// With tens of thousands of nodes and a hundred new pods a second it would always be due. After a run learning rests so many times as
+/// long as the run took: it takes a tenth of a core at most.
+const RESTS_TIMES_AS_LONG: u64 = 9;
+/// A machine that was suspended during a run is no reason to rest for hours.
+const LONGEST_REST: Millis = Millis::seconds(60);
 
 pub struct PackingLearner {
     service: Arc<Service>,
@@ -31,7 +33,8 @@ impl PackingLearner {
             Some(at_work) if !at_work.is_finished() => return,
             Some(_) => {
                 self.at_work = None;
-                self.rests_until = now + Millis(now.since(self.began).0.saturating_mul(PAUSE));
+                let rest = Millis(now.since(self.began).0.saturating_mul(RESTS_TIMES_AS_LONG));
+                self.rests_until = now + rest.min(LONGEST_REST);
             }
             None => {}
         }
@@ -107,6 +110,7 @@ mod tests {
         learning.tick();
         assert!(learning.at_work.is_none(), "it took two seconds, and is due again at once");
         assert!(learning.rests_until.since(service.now()) > Millis::seconds(15));
+        assert!(learning.rests_until.since(service.now()) <= LONGEST_REST);
         learning.rests_until = service.now();
         learning.tick();
         assert!(learning.at_work.is_some());

@@ -154,7 +154,7 @@ mod tests {
         let now = upkeep.service.now();
         upkeep.tick(now);
         upkeep.tick(now);
-        upkeep.planner.go_on().await;
+        upkeep.planner.settle().await;
         assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
@@ -167,7 +167,7 @@ mod tests {
         let mut upkeep = upkeep(&recorder, policy);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
-        upkeep.planner.go_on().await;
+        upkeep.planner.settle().await;
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(upkeep.service.cluster().totals().reservations, 1);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
-        upkeep.planner.go_on().await;
+        upkeep.planner.settle().await;
         assert_eq!(upkeep.service.cluster().totals().reservations, 0);
         assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);

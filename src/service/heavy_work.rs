@@ -17,7 +17,7 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     threads.build().expect("it asks the system for nothing before the first work")
 });
 
-/// More than there are kinds of such work; each kind does one at a time.
+/// More than there are kinds of such work. What finds none free waits for one.
 const BACKGROUND_THREADS: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]

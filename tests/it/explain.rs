@@ -63,8 +63,8 @@ fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
     for now in [now, now + Millis::seconds(60)] {
         let due = served.service.conflicts().due(now);
         let devices = |name: &NodeName| served.service.cluster().node(name).unwrap().devices.clone();
-        let nodes = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
-        served.service.conflicts().look(nodes, now);
+        let nodes: Vec<_> = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
+        served.service.conflicts().look(&nodes, now);
     }
     let conflict = &ask()["conflicts"][0];
     assert_eq!((&conflict["kind"], &conflict["node"]), (&json!("overcommitted"), &json!("node-a")));

@@ -66,7 +66,8 @@ impl AuditFixture {
     async fn looks(&mut self, looks: u64) {
         for _ in 0..looks {
             self.now = self.now + Millis::seconds(1);
-            self.audit.tick(self.now);
+            let round = look(&self.audit.service, self.now);
+            self.audit.tick(round, self.now);
             while let Some(done) = self.audit.evictions.join_next().await {
                 let (leaver, outcome) = done.unwrap();
                 self.audit.note(&leaver, outcome, self.now);

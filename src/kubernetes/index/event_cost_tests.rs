@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::scheduling::policy::expression::evaluations;
-use crate::scheduling::policy::{Class, Expression, Match, Policy};
+use crate::scheduling::policy::{Class, Consolidation, Expression, Match, Policy};
+use crate::units::Millis;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -93,4 +94,21 @@ fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the
     service.cluster().apply(PodDeleted(PodUid::parse("1").unwrap()));
     assert_eq!(locks_of(&listed(2, 1)), first + 1, "the ledger lacks it");
     assert!(service.cluster().pod_state(&PodUid::parse("1").unwrap()).is_some());
+}
+
+#[test]
+fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
+    let (service, mut index) = watched();
+    let mut pod = replica("1");
+    pod["metadata"]["resourceVersion"] = json!("1");
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    index.reset_pods(&service, std::slice::from_ref(&pod));
+    let uid = PodUid::parse("1").unwrap();
+    let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
+    assert!(!successor_is_known(), "nothing asks for it");
+    let mut policy = Policy::default();
+    policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(600) });
+    service.set_policy(policy);
+    index.reset_pods(&service, std::slice::from_ref(&pod));
+    assert!(successor_is_known());
 }

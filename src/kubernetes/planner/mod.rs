@@ -47,6 +47,7 @@ use crate::service::Service;
 use crate::units::Moment;
 use loans::EndingLoans;
 use orphaned_members::OrphanedMember;
+use relief::PressureLook;
 use reservation_progress::ReservationProgress;
 use retry::RetryState;
 use run::PlanningRun;
@@ -71,6 +72,7 @@ pub struct Planner {
     said_after: Option<PodUid>,
     writes: Writes,
     pressure: PressureWatch,
+    pressure_look: PressureLook,
     /// Neighbours of engines under pressure whose eviction failed.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
@@ -94,6 +96,7 @@ impl Planner {
             said: BTreeMap::new(),
             said_after: None,
             pressure: PressureWatch::default(),
+            pressure_look: PressureLook::default(),
             staying: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
             loans: EndingLoans::default(),
@@ -115,7 +118,7 @@ impl Planner {
         self.advance_reservations(now);
         self.lift_gates(now);
         self.advance_orphaned_members(now);
-        self.relieve(now);
+        self.look_for_pressure(now);
         self.enforce_grants(now);
         self.seek(now);
     }
@@ -131,21 +134,30 @@ impl Planner {
         self.overusing.clear();
         self.run.give_up();
         self.writes.forget_what_is_to_come();
-        self.pressure = PressureWatch::default();
+        (self.pressure, self.pressure_look) = Default::default();
     }
 
-    /// Waits until a write or the planning run ends, and handles its result. Never ends while none is in progress.
+    /// Waits until a write, the planning run or a look for pressure ends, and handles its result. Never ends while none is in progress.
     pub async fn go_on(&mut self) {
         tokio::select! {
             biased;
             outcome = self.writes.next() => self.note(outcome, self.now()),
             planned = self.run.end() => self.put_into_force(planned, self.now()),
+            found = self.pressure_look.end() => self.relieve(found),
+        }
+    }
+
+    /// Handles what is in progress until nothing is.
+    #[cfg(test)]
+    pub async fn settle(&mut self) {
+        while !self.is_idle() {
+            self.go_on().await;
         }
     }
 
     #[cfg(test)]
-    fn is_idle(&self) -> bool {
-        self.writes.is_empty() && self.run.is_idle()
+    pub fn is_idle(&self) -> bool {
+        self.writes.is_empty() && self.run.is_idle() && self.pressure_look.is_idle()
     }
 
     /// The ledger's present: what is due by it is due here.

@@ -8,10 +8,11 @@ use super::retry::Backoff;
 use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
-use crate::scheduling::planning::ReliefEviction;
+use crate::scheduling::planning::{PressureWatch, ReliefEviction};
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeSet;
+use tokio::task::JoinHandle;
 
 /// Agents report once a second: more often there is nothing new.
 const LOOK_EVERY: Millis = Millis::seconds(1);
@@ -19,18 +20,53 @@ const LOOK_EVERY: Millis = Millis::seconds(1);
 /// that changes twice a minute is of no use to the pod's owner.
 const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
 
+/// A look in progress beside the ticks: it goes through all GPUs.
+#[derive(Debug, Default)]
+pub(super) struct PressureLook {
+    task: Option<JoinHandle<FoundPressure>>,
+}
+
+/// What a look has found, and what the next one goes on from.
+pub(super) type FoundPressure = (PressureWatch, Vec<ReliefEviction>);
+
+impl PressureLook {
+    /// The result; `None` if the look failed. Never ends while none is in progress.
+    pub(super) async fn end(&mut self) -> Option<FoundPressure> {
+        let Some(task) = &mut self.task else { return std::future::pending().await };
+        let found = task.await;
+        self.task = None;
+        found.inspect_err(|error| tracing::error!(%error, "pressure on engines was not looked for")).ok()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.task.is_none()
+    }
+}
+
 impl Planner {
-    pub(super) fn relieve(&mut self, now: Moment) {
-        if now < self.check_engine_load_at {
+    /// Begins to look for engines under pressure, if that is due.
+    pub(super) fn look_for_pressure(&mut self, now: Moment) {
+        if now < self.check_engine_load_at || !self.pressure_look.is_idle() {
             return;
         }
-        let ledger = self.service.cluster();
-        self.staying.retain(|uid, _| ledger.pod_state(uid).is_some());
+        self.check_engine_load_at = now + LOOK_EVERY;
+        // A statement of its own, so that the lock is released with it.
+        let books = self.service.cluster().scratch();
+        self.staying.retain(|uid, _| books.pod_state(uid).is_some());
         let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
-        let leaving = self.pressure.look(&ledger, &not_now);
-        drop(ledger);
-        self.check_engine_load_at = now + LOOK_EVERY;
+        let mut pressure = std::mem::take(&mut self.pressure);
+        let look = self.service.heavy_work.begin_in_background(move || {
+            let leaving = pressure.look(&books, &not_now);
+            (pressure, leaving)
+        });
+        self.pressure_look = PressureLook { task: Some(look) };
+    }
+
+    /// Evicts what a look has found. Whether its reason still stands is looked at once more when the eviction is sent.
+    pub(super) fn relieve(&mut self, found: Option<FoundPressure>) {
+        let Some((pressure, leaving)) = found else { return };
+        self.pressure = pressure;
         leaving.into_iter().for_each(|relief| self.evict_for(relief));
     }
 

@@ -108,11 +108,16 @@ impl PlannerFixture {
         self.settle().await
     }
 
-    /// What is written until nothing is under way.
-    async fn settle(&mut self) -> Vec<String> {
-        while !self.planner.is_idle() {
+    /// Until the planning run has ended.
+    async fn run_ends(&mut self) {
+        while !self.planner.run.is_idle() {
             self.planner.go_on().await;
         }
+    }
+
+    /// What is written until nothing is under way.
+    async fn settle(&mut self) -> Vec<String> {
+        self.planner.settle().await;
         self.recorder.written()
     }
 

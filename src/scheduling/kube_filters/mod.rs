@@ -154,6 +154,11 @@ impl ClusterFilters {
         }
     }
 
+    /// The requirements of a bound pod's successor.
+    pub fn movable(&self, pod: &PodUid) -> Option<&Requirements> {
+        self.seen.movable(pod)
+    }
+
     /// Removes a pod that has ended or was deleted.
     pub fn remove_pod(&mut self, uid: &PodUid) {
         self.seen.waiting.remove(uid);

@@ -110,8 +110,8 @@ pub struct Expired {
     pub may_be_more: bool,
 }
 
-/// Deadlines that pass under one lock: some milliseconds of a million pods, of which a plan or a page has a copy.
-const FEW: usize = 16;
+/// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a copy.
+const DEADLINES_AT_ONCE: usize = 16;
 
 impl Ledger {
     /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
@@ -128,7 +128,7 @@ impl Ledger {
     /// The same for the first few, so that nothing waits long for the lock.
     pub(in crate::scheduling) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
         let reservations = if is_leading { ExpiredReservations::End } else { ExpiredReservations::Stand };
-        self.run_out(now, reservations, FEW)
+        self.run_out(now, reservations, DEADLINES_AT_ONCE)
     }
 
     fn run_out(&mut self, now: Moment, reservations: ExpiredReservations, at_most: usize) -> Expired {

@@ -86,9 +86,14 @@ pub(super) fn is_pressed(engine_load: EngineLoad, rules: &PressureRules, was_pre
 pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
     let Some(pod_state) = ledger.pod_state(uid) else { return false };
     let Some((node, rules)) = pod_state.node().zip(ledger.policy().planning.pressure) else { return false };
+    let is_fresh = ledger.node(node).is_some_and(|node| node.freshness == Freshness::Fresh);
     let load = ledger.reading(node).and_then(|reading| reading.gpu(gpu)).map(|gpu| gpu.engine_load);
-    let engine = engine_on(ledger, &ledger.pods_on(node, gpu)).and_then(|engine| ledger.pod_state(&engine));
-    load.is_some_and(|load| is_pressed(load, &rules, true))
+    let there = ledger.pods_on(node, gpu);
+    let engine = engine_on(ledger, &there).and_then(|engine| ledger.pod_state(&engine));
+    is_fresh
+        && load.is_some_and(|load| is_pressed(load, &rules, true))
+        && there.contains(uid)
+        && !there.iter().any(|uid| ledger.is_leaving(uid))
         && engine.is_some_and(|engine| ledger.own_keep_reason(pod_state, &engine.demand).is_none())
 }
 

@@ -6,23 +6,25 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
 /// A copy counts the groups, and the first change of a shard afterwards copies its group, which counts shards, and the shard, which
-/// has a hundred of a million pods: microseconds each.
+/// has some hundreds of a million pods: microseconds each.
 const GROUPS: usize = 64;
 /// In each group.
-const SHARDS: usize = 128;
+const SHARDS: usize = 64;
 
 type Shard<K, V> = Arc<FxHashMap<K, V>>;
+type Group<K, V> = Arc<[Shard<K, V>]>;
 
 #[derive(Debug, Clone)]
 pub struct ShardedMap<K, V> {
-    groups: Box<[Arc<[Shard<K, V>]>]>,
+    groups: Box<[Group<K, V>]>,
+    /// All groups are this one until something is put into them: a map of few entries has few groups to go through.
+    empty: Group<K, V>,
 }
 
 impl<K, V> Default for ShardedMap<K, V> {
     fn default() -> Self {
-        // All share one empty shard until something is put into them.
-        let group: Arc<[Shard<K, V>]> = vec![Shard::default(); SHARDS].into();
-        Self { groups: vec![group; GROUPS].into() }
+        let empty: Group<K, V> = vec![Shard::default(); SHARDS].into();
+        Self { groups: vec![empty.clone(); GROUPS].into(), empty }
     }
 }
 
@@ -86,7 +88,8 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
     /// All entries, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
     pub fn in_no_order(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.groups.iter().flat_map(|group| group.iter()).flat_map(|shard| shard.iter())
+        let filled = self.groups.iter().filter(|group| !Arc::ptr_eq(group, &self.empty));
+        filled.flat_map(|group| group.iter()).flat_map(|shard| shard.iter())
     }
 
     /// The entries of shards that another map does not share, in no order.
@@ -103,8 +106,7 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         reason = "nothing follows from the order of what is changed by itself"
     )]
     pub fn change_each(&mut self, mut change: impl FnMut(&mut V)) {
-        let is_empty = |group: &Arc<[Shard<K, V>]>| group.iter().all(|shard| shard.is_empty());
-        for group in self.groups.iter_mut().filter(|group| !is_empty(group)) {
+        for group in self.groups.iter_mut().filter(|group| !Arc::ptr_eq(group, &self.empty)) {
             for shard in Arc::make_mut(group).iter_mut().filter(|shard| !shard.is_empty()) {
                 Arc::make_mut(shard).values_mut().for_each(&mut change);
             }
@@ -186,7 +188,7 @@ mod tests {
 
     #[test]
     fn shards_fill_evenly() {
-        let map = filled(320_000);
+        let map = filled(160_000);
         let most = map.groups.iter().flat_map(|group| group.iter().map(|shard| shard.len())).max().unwrap();
         assert!(most < 100, "of 39 on the average one has {most}");
     }

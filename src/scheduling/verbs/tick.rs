@@ -150,7 +150,7 @@ impl Change for PackingModelLearned {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::scheduling::ledger::Ledger;
     use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::units::Millis;
@@ -164,16 +164,16 @@ mod tests {
             cluster.wait(&name, demand_of(1 << 30, 1, Sharing::Shared, 0));
             cluster.ledger.offer(&uid(&name), &node("a"), &[gpu_at("a", n as u32 % 8)]);
         }
-        let softly_reserved = |cluster: &Cluster| {
-            let pods = cluster.pods_in_no_order();
+        let softly_reserved = |ledger: &Ledger| {
+            let pods = ledger.pods_in_no_order();
             pods.filter(|(_, pod)| pod.soft_reservation().is_some()).count()
         };
-        assert_eq!(softly_reserved(&cluster), PODS);
+        assert_eq!(softly_reserved(&cluster.ledger), PODS);
         let now = cluster.now() + Millis::seconds(3600);
-        let (mut at_once, mut in_parts) = (cluster.copy(), cluster.copy());
-        at_once.apply(Tick { now, is_leading: true });
+        let (mut at_once, mut in_parts) = (cluster.ledger.clone(), cluster.ledger.clone());
+        at_once.expire(now);
         let mut left = PODS;
-        while in_parts.apply(PartOfTick { now, is_leading: true }).may_be_more {
+        while in_parts.expire_few(now, true).may_be_more {
             let before = std::mem::replace(&mut left, softly_reserved(&in_parts));
             assert!(left < before && before - left < PODS / 2, "{before} before, {left} after");
         }

@@ -92,7 +92,7 @@ async fn a_reservation_that_ends_while_it_is_being_written_is_cleared_after_that
     let (answer, stalled) = oneshot::channel();
     *bench.recorder.stall.lock() = Some(stalled);
     bench.begin_tick();
-    bench.planner.go_on().await;
+    bench.run_ends().await;
     let lasts = left(&bench, "serving").0 / 1000 + 1;
     bench.pass(lasts);
     tokio::task::yield_now().await;
@@ -175,7 +175,7 @@ async fn a_nomination_that_is_not_sent_is_followed_by_that_to_the_pods_present_r
     bench.show(gated("a", 40, 0));
     bench.begin_tick();
     // The plan is in force, and its nomination waits to be sent.
-    bench.planner.go_on().await;
+    bench.run_ends().await;
     let planned = reservation_for(&bench, "a");
     let other = if planned.node.as_str() == "n" { "m" } else { "n" };
     let mut ledger = bench.service.cluster();

@@ -26,8 +26,7 @@ async fn a_watch_that_is_faster_than_the_answer_lets_the_gate_be_lifted_at_once(
     *bench.recorder.stall.lock() = Some(stalled);
     bench.show(gated("a", 40, 0));
     bench.begin_tick();
-    // The planning run.
-    bench.planner.go_on().await;
+    bench.run_ends().await;
     bench.show_nominated("a", "n");
     answer.send(()).unwrap();
     assert_eq!(bench.settle().await, ["a: nominate n, placed", "a: lift"]);

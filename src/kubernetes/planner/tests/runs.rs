@@ -47,14 +47,14 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     bench.show(gated("a", 50, 0));
     bench.begin_tick();
     bench.planner.rest();
-    bench.planner.go_on().await;
+    bench.run_ends().await;
     assert!(bench.planner.is_idle());
     assert_eq!(bench.service.cluster().totals().reservations, 0);
     // The planner has not been notified yet.
     bench.begin_tick();
     bench.service.set_tenure(Tenure::Standby);
-    bench.planner.go_on().await;
-    assert!(bench.planner.is_idle());
+    bench.run_ends().await;
+    assert!(bench.settle().await.is_empty());
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 

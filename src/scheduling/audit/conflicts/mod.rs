@@ -169,13 +169,13 @@ impl Conflicts {
     }
 
     /// Checks these nodes, each with its known GPUs, or with none if the node is unknown.
-    pub fn look(&mut self, nodes: Vec<(NodeName, Arc<[Device]>)>, now: Moment) -> AuditRound {
+    pub fn look(&mut self, nodes: &[(NodeName, Arc<[Device]>)], now: Moment) -> AuditRound {
         let mut look = AuditRound::default();
         if self.is_listing {
             nodes.iter().for_each(|(name, _)| self.queue.add(name));
             return look;
         }
-        for (name, devices) in &nodes {
+        for (name, devices) in nodes {
             self.check_node(name, devices, now, &mut look);
         }
         for (conflicts, change) in [(&look.begun, 1), (&look.ended, -1)] {

@@ -281,8 +281,8 @@ impl Both {
             let number = name.as_str().trim_start_matches("n-").parse().unwrap();
             self.plain.devices.get(&number).cloned().unwrap_or_default().into()
         };
-        let nodes = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
-        self.conflicts.look(nodes, now);
+        let nodes: Vec<_> = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
+        self.conflicts.look(&nodes, now);
     }
 
     fn counted(&self) -> BTreeSet<ConflictRow> {

@@ -71,8 +71,8 @@ impl ConflictFixture {
     fn look(&mut self, at: u64) -> AuditRound {
         let now = seconds(at);
         let due = self.conflicts.due(now);
-        let nodes = due.into_iter().map(|name| (name, self.devices.clone().into())).collect();
-        self.conflicts.look(nodes, now)
+        let nodes: Vec<_> = due.into_iter().map(|name| (name, self.devices.clone().into())).collect();
+        self.conflicts.look(&nodes, now)
     }
 
     /// What counts after it has stood for long enough, in words.
