@@ -9,6 +9,8 @@
 mod own_lease;
 mod scheduler_lease;
 mod tenure;
+#[cfg(test)]
+mod tests;
 
 use super::port::WriteTimes;
 use crate::service::{Service, Tenure};

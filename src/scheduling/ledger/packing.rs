@@ -119,8 +119,11 @@ mod tests {
     use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::testkit::demand_of;
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::testkit::{LedgerCluster, demand_of};
+    use crate::scheduling::verbs::tick::{PackingModelLearned, PackingModelPrepared, PolicySet};
     use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::scheduling::vocabulary::node::Node;
 
     #[test]
     fn a_refused_pod_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {
@@ -143,5 +146,38 @@ mod tests {
         );
         ledger.release(&uids[1]);
         assert_eq!(ledger.all_demand().turned_away(), 0.5, "it was never refused");
+    }
+
+    /// A node, and what is learned of ten pods that wait.
+    fn learned() -> (LedgerCluster, PackingModel) {
+        let mut cluster = LedgerCluster::new(&[("a", 4)]);
+        (1..=10)
+            .for_each(|n| cluster.wait(&format!("p-{n}"), demand_of(n * (7 << 30), 1, Sharing::Shared, 0)));
+        let demand_history = cluster.demand_to_learn().expect("ten pods are enough");
+        let snapshot = cluster.snapshot();
+        let model = PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
+        (cluster, model)
+    }
+
+    #[test]
+    fn a_model_takes_effect_if_the_policy_still_asks_for_it_once_it_is_learned() {
+        let best_fit = PackingRules { policy: PackingPolicy::BestFit, ..PackingRules::default() };
+        let frozen = PackingRules { learning: LearningMode::Frozen, ..PackingRules::default() };
+        for (packing, takes_effect) in [(PackingRules::default(), true), (best_fit, false), (frozen, false)] {
+            for is_prepared in [false, true] {
+                let (mut cluster, model) = learned();
+                let snapshot =
+                    Snapshot::clone(&cluster.snapshot()).with_packing_model(Arc::new(model.clone()));
+                let mut policy = Policy::default();
+                policy.settings.packing = packing;
+                cluster.apply(PolicySet { policy, prepared: None });
+                match is_prepared {
+                    true => drop(cluster.apply(PackingModelPrepared(snapshot))),
+                    false => cluster.apply(PackingModelLearned(model)),
+                }
+                let is_learned = cluster.snapshot().packing_model().is_learned();
+                assert_eq!(is_learned, takes_effect, "{packing:?}, prepared: {is_prepared}");
+            }
+        }
     }
 }

@@ -272,6 +272,15 @@ mod tests {
     }
 
     #[test]
+    fn after_a_longer_history_is_discarded_learning_is_due_once_there_is_enough() {
+        let mut demand_history = DemandHistory::default();
+        (0..9).for_each(|_| demand_history.arrive(demand_shape(1)));
+        assert!(!demand_history.is_due(50_000));
+        demand_history.arrive(demand_shape(1));
+        assert!(demand_history.is_due(50_000));
+    }
+
+    #[test]
     fn a_smaller_window_takes_effect_at_once() {
         let mut demand_history = DemandHistory::default();
         (1..=5).for_each(|gib| demand_history.arrive(demand_shape(gib)));
