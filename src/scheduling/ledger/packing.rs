@@ -58,31 +58,45 @@ impl Ledger {
         DemandHistory::clone(&self.packing.history)
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
+
     /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
     fn is_packing_model_due(&self) -> bool {
-        let PackingRules { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Learned && learning == LearningMode::Continuous;
-        is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
+        self.is_packing_learned() && self.packing.history.is_due(self.packing.model.learned_at())
     }
 
-    /// From now on placements are scored by this model.
+    /// Whether the policy packs by a model that is learned again and again.
+    fn is_packing_learned(&self) -> bool {
+        let PackingRules { policy, learning, .. } = self.policy.packing;
+        policy == PackingPolicy::Learned && learning == LearningMode::Continuous
+    }
+
+    /// From now on placements are scored by this model, unless the policy has changed while it was learned, and asks for none.
     pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
-        self.packing.succeed(packing_model);
-        self.node_states.set_packing_model(self.packing.model.clone());
+        if self.is_packing_learned() {
+            self.replace_packing_model(packing_model);
+        }
     }
 
     /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the copy
     /// was made, makes no difference.
     pub(in crate::scheduling) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
+        if !self.is_packing_learned() {
+            return summarized.into_summaries();
+        }
         self.packing.succeed(summarized.packing_model().clone());
         self.node_states.take_packing_model(self.packing.model.clone(), summarized)
+    }
+
+    fn replace_packing_model(&mut self, packing_model: PackingModel) {
+        self.packing.succeed(packing_model);
+        self.node_states.set_packing_model(self.packing.model.clone());
     }
 
     /// Brings what is remembered to the policy. Where it packs by best fit there is no model.
     pub(super) fn take_packing(&mut self) {
         Arc::make_mut(&mut self.packing.history).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.packing.model.is_learned() {
-            self.set_packing_model(PackingModel::default());
+            self.replace_packing_model(PackingModel::default());
         }
     }
 
