@@ -5,7 +5,7 @@
 //! leadership closes, and everything is relisted into an empty state; if Bindings are under way, only once they have landed. This
 //! module does not know what else the state contains.
 
-use super::Service;
+use super::{Service, Tenure};
 use crate::recording::answer::Asked;
 use crate::recording::entry::Gap;
 use crate::scheduling::verbs::tick::ClockAdvanced;
@@ -13,7 +13,7 @@ use crate::scheduling::verbs::{Change, Cluster, Input};
 use crate::units::Moment;
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
-use tracing::error;
+use tracing::{error, info};
 
 /// The locked cluster. Take it for one call or a few; never across an await.
 pub struct ClusterGuard<'a> {
@@ -102,12 +102,15 @@ impl Drop for ClusterGuard<'_> {
         error!(
             "a panic while the ledger was locked: the ledger is discarded, and the cluster is listed anew"
         );
+        if let Tenure::Succeeding { from } = self.service.gate.tenure() {
+            let seconds = from.since(self.service.now()).0.div_ceil(1000);
+            info!(seconds, "this replica waits until nothing that was written before can land any more");
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Tenure;
     use super::*;
     use crate::kubernetes::port::WriteTimes;
     use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};

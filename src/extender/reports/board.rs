@@ -55,8 +55,8 @@ pub struct PreviousReport<'a> {
 pub struct ReportOrigin {
     /// The Node object that had the name.
     pub machine: Option<NodeIdentity>,
-    /// It has none of the GPUs of that machine: it may be on the one that comes under the name, which is not known yet.
-    pub is_ahead: bool,
+    /// It has none of the GPUs of that machine: until then it may be on the one that comes under the name, which is not known yet.
+    pub ahead_until: Option<Moment>,
 }
 
 /// The stored part of a report.

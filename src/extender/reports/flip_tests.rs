@@ -10,6 +10,7 @@ use crate::scheduling::verbs::observe::{NodeObserved, PodObserved};
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::service::Service;
+use crate::units::Millis;
 use serde_json::{Value, json};
 
 const NODES: usize = 200;
@@ -132,4 +133,52 @@ fn an_agent_that_was_ahead_of_the_watch_of_nodes_counts_once_its_node_shows() {
     shows("third");
     let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_new(4).as_bytes());
     assert!(late.is_err(), "and it is not on the third");
+}
+
+/// What a node that was replaced keeps of the machine before it, for the pods that were there, says nothing of the present one.
+#[test]
+fn b11_an_agent_that_finds_lost_gpus_only_is_not_ahead_of_the_watch_of_nodes() {
+    let extender = crowded();
+    let shows = |node: &str| {
+        let identity = Some(identity(node, Some(node)));
+        extender
+            .service
+            .cluster()
+            .apply(NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) });
+    };
+    let of_second = |sequence| report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-");
+    shows("first");
+    assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
+    shows("second");
+    assert_eq!(take_report(&extender, &of_second(1)).accepted, 1);
+    shows("third");
+    let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_second(2).as_bytes());
+    assert!(late.is_err(), "it is of the second machine");
+    let devices = extender.service.cluster().node(&name(0)).unwrap().devices.clone();
+    assert!(devices.iter().all(|device| device.health == Health::Lost), "{devices:?}");
+}
+
+/// A reboot may change the names of all GPUs, and is not another machine.
+#[test]
+fn b11_an_agent_is_not_ahead_of_the_watch_of_nodes_for_ever() {
+    let extender = crowded();
+    let shows = |node: &str| {
+        let identity = Some(identity(node, Some(node)));
+        extender
+            .service
+            .cluster()
+            .apply(NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) });
+    };
+    let of_new = |sequence| report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-");
+    let received = |minutes: u64, text: &str| {
+        let received = extender.service.now() + Millis::seconds(60 * minutes);
+        reports(&extender, &Sender::Anyone, received, text.as_bytes())
+    };
+    shows("first");
+    assert!(received(0, &report(1, 2)).is_ok());
+    assert!(received(1, &of_new(1)).is_ok());
+    assert!(received(2, &of_new(2)).is_ok());
+    assert!(received(10, &of_new(3)).is_ok(), "its node is there");
+    shows("second");
+    assert!(received(11, &of_new(4)).is_err(), "it was on the first machine for minutes");
 }

@@ -30,9 +30,9 @@ use crate::ids::NodeName;
 use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::service::RecordingTap;
-use crate::units::Moment;
+use crate::units::{Millis, Moment};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -41,6 +41,8 @@ use std::sync::Arc;
 const MAX_BATCH: usize = 1024;
 /// Rejected reports of one batch that are explained one by one.
 const MAX_EXPLAINED: usize = 100;
+/// How long an agent may be ahead of the watch that shows its Node. A watch whose connection died is noticed within 75 seconds.
+const MAX_AHEAD: Millis = Millis::seconds(120);
 
 /// The result of each report of a body.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -181,17 +183,18 @@ fn apply(
         let known_on = known.and_then(|known| known.machine.as_ref());
         let is_replaced =
             known_on.zip(machine.as_ref()).is_some_and(|(known, now)| !known.is_same_machine(now));
-        let was_ahead = known.is_some_and(|known| known.is_ahead);
-        if is_replaced && !was_ahead {
+        let ahead_until = known.and_then(|known| known.ahead_until).filter(|until| received < *until);
+        if is_replaced && ahead_until.is_none() {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
-        let mut origin = ReportOrigin { machine, is_ahead: was_ahead && !is_replaced };
+        let mut origin = ReportOrigin { machine, ahead_until: ahead_until.filter(|_| !is_replaced) };
         // A report without GPUs keeps the known ones.
         let Some(devices) = validate::devices(report) else { return Ok(origin) };
         let are_all = validate::lists_all_gpus(report);
         let before = devices_of(&ledger, node);
-        origin.is_ahead |=
-            known.is_none() && before.as_ref().is_some_and(|known| are_others(known, &devices));
+        if known.is_none() && before.as_ref().is_some_and(|known| are_others(known, &devices)) {
+            origin.ahead_until = Some(received + MAX_AHEAD);
+        }
         // What is recorded is kept for a moment: by the names that the ledger has it keeps nothing of the report in memory.
         let is_recorded = extender.service.recording().is_some_and(RecordingTap::is_recording);
         let devices = match &before {
@@ -227,12 +230,13 @@ fn apply(
     Ok(origin)
 }
 
-/// Whether agents have reported only other GPUs of the node so far.
+/// Whether agents have reported only other GPUs of the node so far. Lost ones may be of a machine before this one.
 fn are_others(known: &[Device], reported: &[Device]) -> bool {
     let is_other = |known: &Device| {
         known.uuid.index().is_none() && reported.iter().all(|device| device.uuid != known.uuid)
     };
-    !known.is_empty() && !reported.is_empty() && known.iter().all(is_other)
+    let mut present = known.iter().filter(|known| known.health != Health::Lost).peekable();
+    present.peek().is_some() && !reported.is_empty() && present.all(is_other)
 }
 
 /// The same list as long as nothing in it has changed.

@@ -9,6 +9,8 @@
 mod own_lease;
 mod scheduler_lease;
 mod tenure;
+#[cfg(test)]
+mod tests;
 
 use super::port::WriteTimes;
 use crate::service::{Service, Tenure};
@@ -186,8 +188,10 @@ async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
 }
 
 fn set_tenure(service: &Service, tenure: Tenure) {
-    let (before, after) = (service.gate.tenure(), tenure.clone());
+    let before = service.gate.tenure();
     service.set_tenure(tenure);
+    // The gate waits where this replica succeeds itself.
+    let after = service.gate.tenure();
     service.metrics.leading.set(i64::from(service.gate.is_leading()));
     match after {
         _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}

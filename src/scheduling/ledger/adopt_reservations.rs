@@ -138,3 +138,46 @@ impl PodState {
         self.waiting().is_none_or(|waiting| !waiting.is_news(observed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, node, uid};
+    use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved};
+    use crate::scheduling::verbs::tick::LeadershipBegan;
+    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+    use crate::scheduling::vocabulary::node::NodeKind;
+    use crate::units::Millis;
+    use std::sync::Arc;
+
+    /// Whether a reservation of 50 GiB on a node's first GPU stands after the first report, while a pod of 40 GiB is on that GPU.
+    fn stands_beside_pod_on(gpu: u32) -> bool {
+        let mut cluster = LedgerCluster::empty(Policy::default());
+        let demand = |gib: u64| demand_of(gib << 30, 1, Sharing::Shared, 0);
+        cluster.apply(NodeObserved::new(node("n"), NodeKind::Stowage));
+        cluster.run("resident", ("n", gpu), demand(40), None, ObservedDisruptionInfo::default());
+        let reservation = Reservation {
+            node: node("n"),
+            devices: Arc::from([gpu_at("n", 0)]),
+            victims: Arc::default(),
+            deadline: cluster.now() + Millis::seconds(60),
+        };
+        let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+        cluster.observe("p", demand(50), ObservedPhase::Waiting(waiting), None);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let devices = vec![h100("n", 0), h100("n", 1)];
+        cluster.apply(DevicesReported { node: node("n"), devices, are_all: true }).unwrap();
+        cluster.pass(1);
+        cluster.pod_state(&uid("p")).unwrap().reservation().is_some()
+    }
+
+    #[test]
+    fn reservations_are_adopted_once_it_is_known_which_gpus_are_lost() {
+        assert!(!stands_beside_pod_on(0), "40 and 50 GiB are too much for one GPU");
+        assert!(stands_beside_pod_on(1));
+        assert!(stands_beside_pod_on(7), "the machine has no eighth GPU, and the pod none of the first two");
+    }
+}

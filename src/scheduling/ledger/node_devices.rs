@@ -28,6 +28,24 @@ impl Ledger {
         name: &NodeName,
         devices: Vec<Device>,
     ) -> Result<usize, DevicesRefused> {
+        self.take_device_report(name, devices, false)
+    }
+
+    /// The same of all devices that the machine has: pods on others have none of these.
+    pub(in crate::scheduling) fn report_all_devices(
+        &mut self,
+        name: &NodeName,
+        devices: Vec<Device>,
+    ) -> Result<usize, DevicesRefused> {
+        self.take_device_report(name, devices, true)
+    }
+
+    fn take_device_report(
+        &mut self,
+        name: &NodeName,
+        devices: Vec<Device>,
+        are_all: bool,
+    ) -> Result<usize, DevicesRefused> {
         let node_state = self.node_states.existing_mut(name).ok_or(DevicesRefused::UnknownNode)?;
         let report = node_state.take_report(devices, self.now, &self.pod_states);
         let DeviceReport { devices, waiting, is_first } = report.map_err(DevicesRefused::TooMany)?;
@@ -35,14 +53,17 @@ impl Ledger {
             self.set_devices(name, devices);
             self.pin_indices(name);
         }
+        if are_all {
+            self.note_all_devices_listed(name);
+        }
+        // What is on lost devices is not charged on these any more.
         if is_first {
             self.adopt_reservations_on(name);
         }
         Ok(waiting)
     }
 
-    /// Those that were reported are all that the node has: pods on others have none of these.
-    pub(in crate::scheduling) fn note_all_devices_listed(&mut self, name: &NodeName) {
+    fn note_all_devices_listed(&mut self, name: &NodeName) {
         if self.node_states.get(name).is_some_and(|node_state| !node_state.lists_all_devices()) {
             self.node_states.open(name).note_all_devices_listed();
             self.refresh(name);

@@ -58,31 +58,45 @@ impl Ledger {
         DemandHistory::clone(&self.packing.history)
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
+
     /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
     fn is_packing_model_due(&self) -> bool {
-        let PackingRules { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Learned && learning == LearningMode::Continuous;
-        is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
+        self.is_packing_learned() && self.packing.history.is_due(self.packing.model.learned_at())
     }
 
-    /// From now on placements are scored by this model.
+    /// Whether the policy packs by a model that is learned again and again.
+    fn is_packing_learned(&self) -> bool {
+        let PackingRules { policy, learning, .. } = self.policy.packing;
+        policy == PackingPolicy::Learned && learning == LearningMode::Continuous
+    }
+
+    /// From now on placements are scored by this model, unless the policy has changed while it was learned, and asks for none.
     pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
-        self.packing.succeed(packing_model);
-        self.node_states.set_packing_model(self.packing.model.clone());
+        if self.is_packing_learned() {
+            self.replace_packing_model(packing_model);
+        }
     }
 
     /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the copy
     /// was made, makes no difference.
     pub(in crate::scheduling) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
+        if !self.is_packing_learned() {
+            return summarized.into_summaries();
+        }
         self.packing.succeed(summarized.packing_model().clone());
         self.node_states.take_packing_model(self.packing.model.clone(), summarized)
+    }
+
+    fn replace_packing_model(&mut self, packing_model: PackingModel) {
+        self.packing.succeed(packing_model);
+        self.node_states.set_packing_model(self.packing.model.clone());
     }
 
     /// Brings what is remembered to the policy. Where it packs by best fit there is no model.
     pub(super) fn take_packing(&mut self) {
         Arc::make_mut(&mut self.packing.history).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.packing.model.is_learned() {
-            self.set_packing_model(PackingModel::default());
+            self.replace_packing_model(PackingModel::default());
         }
     }
 
@@ -119,8 +133,11 @@ mod tests {
     use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::testkit::demand_of;
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::testkit::{LedgerCluster, demand_of};
+    use crate::scheduling::verbs::tick::{PackingModelLearned, PackingModelPrepared, PolicySet};
     use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::scheduling::vocabulary::node::Node;
 
     #[test]
     fn a_refused_pod_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {
@@ -143,5 +160,38 @@ mod tests {
         );
         ledger.release(&uids[1]);
         assert_eq!(ledger.all_demand().turned_away(), 0.5, "it was never refused");
+    }
+
+    /// A node, and what is learned of ten pods that wait.
+    fn learned() -> (LedgerCluster, PackingModel) {
+        let mut cluster = LedgerCluster::new(&[("a", 4)]);
+        (1..=10)
+            .for_each(|n| cluster.wait(&format!("p-{n}"), demand_of(n * (7 << 30), 1, Sharing::Shared, 0)));
+        let demand_history = cluster.demand_to_learn().expect("ten pods are enough");
+        let snapshot = cluster.snapshot();
+        let model = PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
+        (cluster, model)
+    }
+
+    #[test]
+    fn a_model_takes_effect_if_the_policy_still_asks_for_it_once_it_is_learned() {
+        let best_fit = PackingRules { policy: PackingPolicy::BestFit, ..PackingRules::default() };
+        let frozen = PackingRules { learning: LearningMode::Frozen, ..PackingRules::default() };
+        for (packing, takes_effect) in [(PackingRules::default(), true), (best_fit, false), (frozen, false)] {
+            for is_prepared in [false, true] {
+                let (mut cluster, model) = learned();
+                let snapshot =
+                    Snapshot::clone(&cluster.snapshot()).with_packing_model(Arc::new(model.clone()));
+                let mut policy = Policy::default();
+                policy.settings.packing = packing;
+                cluster.apply(PolicySet { policy, prepared: None });
+                match is_prepared {
+                    true => drop(cluster.apply(PackingModelPrepared(snapshot))),
+                    false => cluster.apply(PackingModelLearned(model)),
+                }
+                let is_learned = cluster.snapshot().packing_model().is_learned();
+                assert_eq!(is_learned, takes_effect, "{packing:?}, prepared: {is_prepared}");
+            }
+        }
     }
 }

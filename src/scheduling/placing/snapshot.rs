@@ -206,6 +206,11 @@ impl Snapshot {
         RetiredSummaries { _summaries: std::mem::replace(&mut self.node_summaries, summaries) }
     }
 
+    /// What it has summarized, of a snapshot that is not taken.
+    pub(crate) fn into_summaries(self) -> RetiredSummaries {
+        RetiredSummaries { _summaries: self.node_summaries }
+    }
+
     /// Puts newer views of nodes it already has in their places.
     pub(crate) fn update(&mut self, generation: u64, nodes: impl IntoIterator<Item = Node>) {
         self.generation = generation;

@@ -168,6 +168,9 @@ impl Change for BindingRead {
         if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
             return BindingStep::Over;
         }
+        if matches!(pod, PodRead::Bound { .. } | PodRead::Gone) {
+            cluster.bindings.seen_settled(&uid);
+        }
         match (pod, stage) {
             (PodRead::Gone, _) => {
                 cluster.ledger.release(&uid);

@@ -241,11 +241,10 @@ impl Change for DevicesReported {
     type Output = Result<usize, DevicesRefused>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        let waiting = cluster.ledger.report_devices(&self.node, self.devices)?;
-        if self.are_all {
-            cluster.ledger.note_all_devices_listed(&self.node);
+        match self.are_all {
+            true => cluster.ledger.report_all_devices(&self.node, self.devices),
+            false => cluster.ledger.report_devices(&self.node, self.devices),
         }
-        Ok(waiting)
     }
 }
 

@@ -66,6 +66,14 @@ impl OpenBindings {
         pause(uid, record.reads - 1)
     }
 
+    /// A read shows the pod bound, or gone: none of its Bindings can land any more. A settling loop sees that with its next read.
+    pub fn seen_settled(&mut self, uid: &PodUid) {
+        if let Some(record) = self.open.get_mut(uid) {
+            record.may_land = None;
+        }
+        self.drop_if_done(uid);
+    }
+
     /// The pod's settling loop has ended.
     pub fn settled(&mut self, uid: &PodUid) {
         if let Some(record) = self.open.get_mut(uid) {

@@ -174,9 +174,13 @@ impl DemandHistory {
     }
 
     /// Whether to learn again, if that was last done after `learned_at` arrivals: twice as many at first, because a place that
-    /// was chosen for no reason stays spoilt.
+    /// was chosen for no reason stays spoilt. After more arrivals than there are it was learned of another history, which counts
+    /// until there is enough of this one.
     pub fn is_due(&self, learned_at: u64) -> bool {
-        self.arrivals - learned_at >= learned_at.clamp(ENOUGH as u64, EVERY)
+        match self.arrivals.checked_sub(learned_at) {
+            Some(since) => since >= learned_at.clamp(ENOUGH as u64, EVERY),
+            None => self.arrivals >= ENOUGH as u64,
+        }
     }
 
     /// The number of demand shapes that it remembers.
@@ -269,6 +273,15 @@ mod tests {
             }
         }
         assert_eq!(due, [10, 20, 40, 80, 160, 260, 360]);
+    }
+
+    #[test]
+    fn after_a_longer_history_is_discarded_learning_is_due_once_there_is_enough() {
+        let mut demand_history = DemandHistory::default();
+        (0..9).for_each(|_| demand_history.arrive(demand_shape(1)));
+        assert!(!demand_history.is_due(50_000));
+        demand_history.arrive(demand_shape(1));
+        assert!(demand_history.is_due(50_000));
     }
 
     #[test]

@@ -155,8 +155,7 @@ impl LedgerHistory {
             LedgerStep::AddNode(node) => {
                 ledger.set_node(&node_name(node), NodeKind::Stowage, None);
                 ledger.set_plugin_devices(&node_name(node), PluginDevices::new());
-                ledger.report_devices(&node_name(node), devices(node, 3)).unwrap();
-                ledger.note_all_devices_listed(&node_name(node));
+                ledger.report_all_devices(&node_name(node), devices(node, 3)).unwrap();
             }
             LedgerStep::GiveToPlugin(node) => {
                 ledger.set_node(&node_name(node), NodeKind::DevicePlugin, None);
@@ -412,8 +411,7 @@ impl LedgerHistory {
             ledger.set_plugin_devices(name, offered);
             let reported =
                 node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
-            ledger.report_devices(name, reported).unwrap();
-            ledger.note_all_devices_listed(name);
+            ledger.report_all_devices(name, reported).unwrap();
         }
         ledger
     }

@@ -115,6 +115,38 @@ fn a_conflict_is_settled_by_a_read() {
 }
 
 #[test]
+fn nothing_is_kept_of_a_conflict_that_a_read_settles() {
+    for pod in [
+        PodRead::Bound { node: node("a"), devices: None, borrows: false },
+        PodRead::Bound { node: node("b"), devices: None, borrows: false },
+        PodRead::Gone,
+    ] {
+        let mut bench = BindFixture::new();
+        let decision = bench.ask("a");
+        bench.answered(&decision, REQUEST, BindingAnswer::Conflict);
+        bench.read(&decision, REQUEST, pod.clone());
+        assert_eq!(bench.cluster.unsettled_bindings(), 0, "{pod:?}");
+    }
+}
+
+#[test]
+fn a_read_for_another_request_ends_no_settling_loop() {
+    let mut bench = BindFixture::new();
+    let first = bench.ask("a");
+    bench.answered(&first, REQUEST, BindingAnswer::Unknown);
+    bench.cluster.apply(SettlingAsked(uid("p")));
+    let second = bench.ask("a");
+    let stage = BindingStage::Request { is_new: false };
+    bench.answered(&second, stage, BindingAnswer::Conflict);
+    let pod = PodRead::Bound { node: node("a"), devices: None, borrows: false };
+    assert_eq!(bench.read(&second, stage, pod), BindingStep::Bound);
+    assert_eq!(bench.cluster.apply(SettlingAsked(uid("p"))), None, "it runs still");
+    assert_eq!(bench.read(&first, SETTLING, PodRead::Unbound), BindingStep::Over);
+    bench.cluster.apply(SettlingEnded(uid("p")));
+    assert_eq!(bench.cluster.unsettled_bindings(), 0);
+}
+
+#[test]
 fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
