@@ -126,6 +126,22 @@ fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
 }
 
 #[test]
+fn a_pod_bound_by_index_is_on_the_new_machines_gpu_of_that_index() {
+    let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
+    bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));
+    bench.index.apply_node(&bench.service, &node("node-uid-2", Some("machine-2"), true));
+    assert_eq!(bench.place("by-index", 60).as_deref(), Some("index-0"));
+    bench.report("NEW");
+    assert_eq!(bench.place("beside", 60).as_deref(), Some("GPU-NEW-1"));
+    bench.service.cluster().apply(PodReleased(PodUid::parse("beside").unwrap()));
+    // Its kubelet starts what is bound to the node: the pod gets the first GPU again, which is another one.
+    bench.index.apply_node(&bench.service, &node("node-uid-3", Some("machine-3"), true));
+    bench.report("NEWEST");
+    assert_eq!(bench.place("next", 60).as_deref(), Some("GPU-NEWEST-1"));
+    assert_eq!(bench.place("last", 60), None);
+}
+
+#[test]
 fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_charged() {
     let mut bench = ReplacedNodeFixture::new(None);
     // The same machine may have registered anew: then `index-0` would be `GPU-OLD-0`, where a pod runs.
