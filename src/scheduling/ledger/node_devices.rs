@@ -4,7 +4,7 @@
 
 use super::Ledger;
 use super::node_state::{DeviceReport, NodeState};
-use super::pod_state::PodPhase;
+use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeIdentity;
@@ -92,10 +92,21 @@ impl Ledger {
         self.node_states.forget_reading(name, &self.policy);
         let Some(node_state) = self.node_states.get_mut(name) else { return };
         node_state.forget_machine();
+        self.forget_locations(name);
         self.drop_soft_reservations_on(name);
         self.set_devices(name, Vec::new());
         self.expire_reservations_on(name, |_, _| true);
         self.refresh(name);
+    }
+
+    /// Where an agent found pods that no UUID records says nothing of another machine: its kubelet starts what is bound to the node, by
+    /// the recorded index or wherever there is room.
+    fn forget_locations(&mut self, name: &NodeName) {
+        let is_located = |uid: &&PodUid| {
+            self.pod_states[*uid].bound().is_some_and(|bound| bound.node == *name && bound.located.is_some())
+        };
+        let located: Vec<PodUid> = self.node_states[name].pods().iter().filter(is_located).cloned().collect();
+        located.iter().for_each(|uid| self.edit_pod(uid, PodState::forget_location));
     }
 
     /// What a node's labels say of its devices. It is left aside while pods are charged on devices that are known by UUID:

@@ -355,6 +355,13 @@ impl PodState {
         }
     }
 
+    /// Which GPUs it is on is what its record says, if anything.
+    pub(super) fn forget_location(&mut self) {
+        if let PodPhase::Bound(bound) = &mut self.phase {
+            bound.located = None;
+        }
+    }
+
     /// Other engines may start on the pod's GPUs then, or before; at once, if no moment is given.
     pub(super) fn open_start_gate(&mut self, at: Option<Moment>) {
         self.starting = self.starting.and_then(|closed_until| Some(closed_until.min(at?)));
