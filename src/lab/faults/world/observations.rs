@@ -79,8 +79,12 @@ impl FaultyCluster {
                     self.say(format!("{} is bound to {place} in {epoch}", name(pod)));
                     self.judge_grant(pod);
                     self.judge_machine(pod);
-                    self.judge_memory(pod, pods);
-                    self.judge_start(pod, pods);
+                    let there = self.pods_on_machines();
+                    // One that lands late may name GPUs that are gone with their machine.
+                    if there.iter().any(|one| one["metadata"]["uid"] == pod["metadata"]["uid"]) {
+                        self.judge_memory(pod, &there);
+                        self.judge_start(pod, &there);
+                    }
                 }
                 Some(before) if before != place => {
                     self.break_with(format!("{}: {before} became {place}", name(pod)));
