@@ -115,6 +115,13 @@ impl PlannerFixture {
         }
     }
 
+    /// Until the look for pressure has ended. What it orders waits to be sent.
+    async fn look_ends(&mut self) {
+        while !self.planner.pressure_look.is_idle() {
+            self.planner.go_on().await;
+        }
+    }
+
     /// What is written until nothing is under way.
     async fn settle(&mut self) -> Vec<String> {
         self.planner.settle().await;
