@@ -185,7 +185,8 @@ impl NodeAgent {
             self.sequence = 0;
         }
         self.trouble = None;
-        self.sound_since = clock::elapsed();
+        // One that has not begun yet is not sound before it does.
+        self.sound_since = self.sound_since.max(clock::elapsed());
         self.stale = None;
     }
 }
