@@ -387,9 +387,10 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane
     };
     let text = eventually("the pod is refused", refusal).await;
     assert!(text.contains("1 no GPU is large enough"), "{text}");
-    let leaves =
-        |pod: &&Pod| node_of(pod) == Some(roomy) && annotation(pod, "stowage.dev/exclusive").is_none();
-    let leaves = bound.iter().find(leaves).unwrap();
+    // On the same node, if there is one, and beside others.
+    let comes_last =
+        |pod: &&Pod| (node_of(pod) != Some(roomy), annotation(pod, "stowage.dev/exclusive").is_some());
+    let leaves = bound.iter().min_by_key(comes_last).unwrap();
     api.delete(name_of(leaves), &DeleteParams::default()).await.unwrap();
     throughout(Duration::from_secs(8), async || {
         world.check();
