@@ -112,18 +112,23 @@ fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
     }
 }
 
+/// The watch shows this Node object, on a machine of its own.
+fn show(extender: &Extender, node: &str) {
+    let identity = Some(identity(node, Some(node)));
+    let observed = NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) };
+    extender.service.cluster().apply(observed);
+}
+
+/// A report of another boot, with other GPUs.
+fn of_new(sequence: u64) -> String {
+    report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-")
+}
+
 /// The agent of a new machine may be faster than the watch that shows the new Node.
 #[test]
 fn an_agent_that_was_ahead_of_the_watch_of_nodes_counts_once_its_node_shows() {
     let extender = crowded();
-    let shows = |node: &str| {
-        let identity = Some(identity(node, Some(node)));
-        extender
-            .service
-            .cluster()
-            .apply(NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) });
-    };
-    let of_new = |sequence| report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-");
+    let shows = |node| show(&extender, node);
     shows("first");
     assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
     assert_eq!(take_report(&extender, &of_new(1)).accepted, 1);
@@ -139,20 +144,13 @@ fn an_agent_that_was_ahead_of_the_watch_of_nodes_counts_once_its_node_shows() {
 #[test]
 fn b11_an_agent_that_finds_lost_gpus_only_is_not_ahead_of_the_watch_of_nodes() {
     let extender = crowded();
-    let shows = |node: &str| {
-        let identity = Some(identity(node, Some(node)));
-        extender
-            .service
-            .cluster()
-            .apply(NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) });
-    };
-    let of_second = |sequence| report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-");
+    let shows = |node| show(&extender, node);
     shows("first");
     assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
     shows("second");
-    assert_eq!(take_report(&extender, &of_second(1)).accepted, 1);
+    assert_eq!(take_report(&extender, &of_new(1)).accepted, 1);
     shows("third");
-    let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_second(2).as_bytes());
+    let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_new(2).as_bytes());
     assert!(late.is_err(), "it is of the second machine");
     let devices = extender.service.cluster().node(&name(0)).unwrap().devices.clone();
     assert!(devices.iter().all(|device| device.health == Health::Lost), "{devices:?}");
@@ -162,14 +160,7 @@ fn b11_an_agent_that_finds_lost_gpus_only_is_not_ahead_of_the_watch_of_nodes() {
 #[test]
 fn b11_an_agent_is_not_ahead_of_the_watch_of_nodes_for_ever() {
     let extender = crowded();
-    let shows = |node: &str| {
-        let identity = Some(identity(node, Some(node)));
-        extender
-            .service
-            .cluster()
-            .apply(NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) });
-    };
-    let of_new = |sequence| report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-");
+    let shows = |node| show(&extender, node);
     let received = |minutes: u64, text: &str| {
         let received = extender.service.now() + Millis::seconds(60 * minutes);
         reports(&extender, &Sender::Anyone, received, text.as_bytes())

@@ -215,7 +215,7 @@ fn held(
 impl NodeGpus<'_> {
     /// Whether the GPU is none of those that the node has, and none that was cut. A slice may be of any card.
     fn has_lost(&self, uuid: &GpuUuid) -> bool {
-        let is_card = uuid.index().is_none() && !uuid.as_str().starts_with("MIG-");
+        let is_card = uuid.index().is_none() && !uuid.is_slice();
         let is_cut = |device: &Device| device.parent.as_ref() == Some(uuid);
         self.are_all && is_card && !self.devices.iter().any(is_cut)
     }
