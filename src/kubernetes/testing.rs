@@ -7,7 +7,7 @@ use super::port::{
 use crate::ids::{PodKey, PodUid};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
 #[derive(Default)]
@@ -21,6 +21,8 @@ pub struct Recorder {
     pub records: Mutex<BTreeMap<String, PodOnRecord>>,
     /// The next write of a pod's status completes when this is answered.
     pub stall: Mutex<Option<oneshot::Receiver<()>>>,
+    /// Writes of these pods' status find no such pod.
+    pub gone: Mutex<BTreeSet<String>>,
     /// Writes of a pod's status fail.
     pub deaf: Mutex<bool>,
 }
@@ -90,6 +92,9 @@ impl ControlPlane for Recorder {
             }
             let is_deaf = *self.deaf.lock();
             self.write(key, &said(change));
+            if self.gone.lock().contains(&*key.name) {
+                return Err(ControlPlaneError::Gone);
+            }
             if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) }
         })
     }

@@ -12,9 +12,12 @@ mod volumes;
 
 use super::*;
 use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::objects;
 use crate::kubernetes::port::EvictionOutcome;
 use crate::kubernetes::testing::Recorder;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::filter::{FilterAnswer, FilterAsked, FilterDecided};
+use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::Tick;
 use crate::service::Tenure;
 use crate::units::Millis;
@@ -62,6 +65,19 @@ impl PlannerFixture {
 
     fn pod(&self, name: &str) -> Value {
         self.pods.iter().find(|pod| pod["metadata"]["name"] == name).unwrap().clone()
+    }
+
+    /// kube-scheduler asks about the pod, which the watch need not have shown, and is told that no node fits.
+    fn refuse(&mut self, pod: Value) {
+        let pod = serde_json::from_value(pod).unwrap();
+        let (uid, key) = objects::identity(&pod).unwrap();
+        let demand = objects::classified_demand(&pod, |traits| self.service.classify(traits)).unwrap();
+        let disruption = Some(objects::disruption(&pod, self.service.clock.wall()));
+        let request =
+            VerbRequest { uid: uid.clone(), key, demand, waiting: objects::waiting(&pod), disruption };
+        let mut cluster = self.service.cluster();
+        cluster.apply(FilterAsked(request));
+        cluster.apply(FilterDecided { uid, answer: FilterAnswer::Refused { asked: None } });
     }
 
     fn gone(&mut self, name: &str) {

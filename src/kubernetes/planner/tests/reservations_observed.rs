@@ -178,3 +178,22 @@ async fn a_reservation_that_this_leader_wrote_lands_after_its_end_and_is_ended_a
     bench.show(shows_hold("late", 100));
     assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"]);
 }
+
+/// kube-scheduler asks about a pod that has just been deleted. Its watch lags, or the request does.
+#[tokio::test]
+async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that_is_gone() {
+    for is_full in [false, true] {
+        let mut bench = PlannerFixture::new(&["n"]);
+        if is_full {
+            bench.show(bound("job", "n", 60, -10));
+        }
+        bench.recorder.gone.lock().insert("ghost".into());
+        bench.refuse(waiting("ghost", 50, 100));
+        bench.pass(2);
+        let written = bench.tick().await;
+        assert!(written.iter().any(|line| line.starts_with("ghost: ")), "it has a place: {written:?}");
+        assert!(!written.iter().any(|line| line.contains("evict")), "{written:?}");
+        let cluster = bench.service.cluster();
+        assert_eq!((cluster.totals().reservations, cluster.totals().waiting), (0, 0), "full: {is_full}");
+    }
+}
