@@ -142,6 +142,10 @@ pub struct FaultyCluster {
     seen_holds: BTreeSet<(String, Vec<String>)>,
     twice: BTreeSet<String>,
     victims: Victims,
+    /// The API server's version up to which pods' writes have been looked at.
+    looked_at: u64,
+    /// By UID, when each pod was found to be gone.
+    gone_at: BTreeMap<String, Instant>,
     /// Which replica acted at the last look.
     acted: Option<ActingTerm>,
     claims: Vec<BoundClaim>,
@@ -203,6 +207,8 @@ impl FaultyCluster {
             seen_holds: BTreeSet::new(),
             twice: BTreeSet::new(),
             victims: Victims::default(),
+            looked_at: 0,
+            gone_at: BTreeMap::new(),
             acted: None,
             claims: Vec::new(),
             binding_writes: Arc::default(),

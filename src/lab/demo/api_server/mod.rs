@@ -245,6 +245,22 @@ impl ApiServer {
         self.shared.tokens.revoke(token);
     }
 
+    /// The global resource version.
+    pub fn revision(&self) -> u64 {
+        self.shared.store.lock().revision()
+    }
+
+    /// What each write of the kind after this version left, in order; `None` of a deletion, beside the object as it was. Writes that the
+    /// log has forgotten are missing.
+    pub fn writes_after(&self, kind: &str, revision: u64) -> Vec<(Option<Arc<Value>>, Option<Arc<Value>>)> {
+        let Some(target) = RequestTarget::of_short(kind) else {
+            return Vec::new();
+        };
+        let store = self.shared.store.lock();
+        let changes = store.changes_kept_after(revision).filter(|change| change.resource == target.resource);
+        changes.map(|change| (change.before.clone(), change.after.clone())).collect()
+    }
+
     /// The global resource version, after each write.
     pub fn subscribe(&self) -> channel::Receiver<u64> {
         self.shared.revisions.subscribe()

@@ -96,8 +96,13 @@ impl Store {
         if revision < self.forgotten {
             return Err(ApiError::expired(revision, self.forgotten));
         }
+        Ok(self.changes_kept_after(revision))
+    }
+
+    /// The changes after `revision` that the log still has.
+    pub fn changes_kept_after(&self, revision: u64) -> impl Iterator<Item = &StoredChange> {
         let start = self.log.partition_point(|change| change.revision <= revision);
-        Ok(self.log.range(start..))
+        self.log.range(start..)
     }
 
     /// Forgets the log, as etcd's compaction does.

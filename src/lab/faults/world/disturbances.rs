@@ -31,6 +31,7 @@ impl FaultyCluster {
             7..9 => self.cut_off(host),
             9 => {
                 if self.happens(FaultKind::Compaction) {
+                    self.note_writes();
                     self.api.compact();
                     self.say("the API server compacts its log".into());
                 }

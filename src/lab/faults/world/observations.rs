@@ -25,13 +25,24 @@ impl FaultyCluster {
                 self.say(format!("{pod} holds {devices:?}"));
             }
         }
-        self.note_reservations(&pods);
+        self.note_writes();
         for pod in &pods {
             self.note_eviction(pod);
         }
         self.judge(&pods);
         self.note_term();
         self.tally.steps += 1;
+    }
+
+    /// What was written of pods since: a reservation may be over by the next look.
+    pub(super) fn note_writes(&mut self) {
+        let since = std::mem::replace(&mut self.looked_at, self.api.revision());
+        let (before, after): (Vec<_>, Vec<_>) = self.api.writes_after("pods", since).into_iter().unzip();
+        let gone = before.into_iter().zip(&after).filter(|(_, after)| after.is_none());
+        for uid in gone.filter_map(|(before, _)| before?["metadata"]["uid"].as_str().map(str::to_owned)) {
+            self.gone_at.insert(uid, Instant::now());
+        }
+        self.note_reservations(&after.into_iter().flatten().collect::<Vec<_>>());
     }
 
     fn overhear(&mut self) {

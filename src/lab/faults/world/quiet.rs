@@ -8,10 +8,14 @@ use super::super::oracle::{
 use super::observations::audit;
 use super::pods::{GROUP_SIZE, is_of_group};
 use super::*;
+use crate::scheduling::ledger::PodPhase;
 
 /// A pod that fits for so long without a fault, and is asked for by kube-scheduler at every step, is bound. It has to wait for a
 /// leader, for late writes and for reservations that end by their deadline.
 const BOUND_WITHIN: Duration = Duration::from_secs(100);
+
+/// Beyond the second sweep after a pod's end, nothing is left of a request about it.
+const FORGOTTEN_WITHIN: Duration = Duration::from_secs(125);
 
 /// What a kube-scheduler without a backlog takes for all of its pods.
 const ROUND: Duration = Duration::from_secs(1);
@@ -116,16 +120,30 @@ impl FaultyCluster {
         let replica = self.replicas[acting].as_ref().expect("it acts");
         let twice = overcommitted(&pods);
         let found = audit(replica, "stowage_gpu_conflicts");
-        let totals = replica.service.cluster().totals();
-        let known = totals.waiting + totals.assumed + totals.bound;
+        let listed = self.api.list("pods");
+        let existing: BTreeSet<&str> =
+            listed.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
+        let gone: Vec<String> = {
+            let cluster = replica.service.cluster();
+            let known = cluster.pod_states().into_iter();
+            let gone = known.filter(|(uid, pod)| {
+                let late = matches!(pod.phase, PodPhase::Waiting(_)) && self.is_just_gone(uid.as_str());
+                !existing.contains(uid.as_str()) && !late
+            });
+            gone.map(|(uid, pod)| format!("{} {uid} {:?}", pod.key, pod.phase)).collect()
+        };
         if !twice.is_empty() && found == 0 {
             self.break_with(format!("promised beyond what there is, and not reported: {twice:?}"));
         }
         // What ended pods leave behind would grow without bound.
-        let there_are = self.api.list("pods").len();
-        if known > there_are as u64 {
-            self.break_with(format!("the ledger knows {known} pods, and there are {there_are}"));
+        if !gone.is_empty() {
+            self.break_with(format!("the ledger knows pods that are gone: {gone:?}"));
         }
+    }
+
+    /// A request of kube-scheduler may come after the pod's end; two sweeps later what it left has ended.
+    fn is_just_gone(&self, uid: &str) -> bool {
+        self.gone_at.get(uid).is_some_and(|at| at.elapsed() < FORGOTTEN_WITHIN)
     }
 
     /// Groups of which nobody was deleted: how many are bound whole, and how many in part.
