@@ -6,6 +6,8 @@ use super::retry::{Backoff, RetryState};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, StatusChange};
+use crate::scheduling::ledger::PodState;
+use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::verbs::wait::PodEvicted;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
@@ -63,6 +65,9 @@ impl Planner {
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
+        if written == Err(ControlPlaneError::Gone) {
+            self.forget_unwatched(uid);
+        }
         if purpose.ends_reservation() {
             self.show_what_stands(key, uid);
         }
@@ -88,6 +93,17 @@ impl Planner {
         };
         if let Err(error) = written {
             warn!(pod = %key, %error, "{unwritten}");
+        }
+    }
+
+    /// The pod is gone. If no watch has shown it, none will show its end: a request of kube-scheduler came after it, or is late.
+    fn forget_unwatched(&mut self, uid: &PodUid) {
+        let mut cluster = self.service.cluster();
+        let is_unwatched = |pod: &PodState| pod.is_unwatched && pod.waiting().is_some();
+        if cluster.pod_state(uid).is_some_and(is_unwatched) {
+            cluster.apply(PodReleased(uid.clone()));
+            drop(cluster);
+            self.progress_of.remove(uid);
         }
     }
 

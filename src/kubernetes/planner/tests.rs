@@ -77,7 +77,9 @@ impl PlannerFixture {
             VerbRequest { uid: uid.clone(), key, demand, waiting: objects::waiting(&pod), disruption };
         let mut cluster = self.service.cluster();
         cluster.apply(FilterAsked(request));
-        cluster.apply(FilterDecided { uid, answer: FilterAnswer::Refused { asked: None } });
+        let snapshot = cluster.snapshot();
+        let asked = Some(snapshot.set_of(0..snapshot.nodes().len()));
+        cluster.apply(FilterDecided { uid, answer: FilterAnswer::Refused { asked } });
     }
 
     fn gone(&mut self, name: &str) {

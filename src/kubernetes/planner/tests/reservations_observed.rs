@@ -179,21 +179,30 @@ async fn a_reservation_that_this_leader_wrote_lands_after_its_end_and_is_ended_a
     assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"]);
 }
 
-/// kube-scheduler asks about a pod that has just been deleted. Its watch lags, or the request does.
+/// kube-scheduler asks about pods that have just been deleted: its watch lags, or the request does.
 #[tokio::test]
 async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that_is_gone() {
-    for is_full in [false, true] {
-        let mut bench = PlannerFixture::new(&["n"]);
-        if is_full {
-            bench.show(bound("job", "n", 60, -10));
+    let of_a_group = |name: &str| {
+        let mut pod = waiting(name, 50, 100);
+        pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/name"] = json!("llama");
+        pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = json!("0");
+        pod["metadata"]["annotations"] = json!({ "leaderworkerset.sigs.k8s.io/size": "2" });
+        pod
+    };
+    for (pods, expected) in [
+        (vec![waiting("a", 50, 100)], vec!["a: nominate m, touch"]),
+        (vec![of_a_group("a"), of_a_group("b")], vec!["a: nominate m, touch", "b: nominate n, touch"]),
+    ] {
+        let mut bench = PlannerFixture::new(&["n", "m"]);
+        bench.recorder.gone.lock().extend(["a".into(), "b".into()]);
+        pods.into_iter().for_each(|pod| bench.refuse(pod));
+        let mut written = Vec::new();
+        for _ in 0..4 {
+            bench.pass(2);
+            written.extend(bench.tick_unseen().await);
         }
-        bench.recorder.gone.lock().insert("ghost".into());
-        bench.refuse(waiting("ghost", 50, 100));
-        bench.pass(2);
-        let written = bench.tick().await;
-        assert!(written.iter().any(|line| line.starts_with("ghost: ")), "it has a place: {written:?}");
-        assert!(!written.iter().any(|line| line.contains("evict")), "{written:?}");
-        let cluster = bench.service.cluster();
-        assert_eq!((cluster.totals().reservations, cluster.totals().waiting), (0, 0), "full: {is_full}");
+        assert_eq!(written, expected);
+        let totals = bench.service.cluster().totals();
+        assert_eq!((totals.reservations, totals.waiting), (0, 0), "{expected:?}");
     }
 }
