@@ -59,9 +59,9 @@ pub async fn run(extender: Extender, every: Duration) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let extender = extender.clone();
-        // Thousands of reports are parsed: not on a thread that answers the scheduler.
-        let evaluating = tokio::task::spawn_blocking(move || evaluate(&extender));
+        let (heavy_work, extender) = (extender.service.heavy_work, extender.clone());
+        // Thousands of reports and all pods are gone through: not on a thread that answers the scheduler.
+        let evaluating = heavy_work.begin_in_background(move || evaluate(&extender));
         if let Err(error) = evaluating.await {
             tracing::error!(%error, "replicas per model were not evaluated; the next evaluation tries again");
         }

@@ -30,7 +30,7 @@ use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::PreparedPolicy;
 use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::placing::score_cache::{CachedScores, ScoreCache};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::scheduling::verbs::namespaces::NamespacesListed;
@@ -250,12 +250,25 @@ impl Service {
     pub fn set_packing_model(&self, snapshot: Arc<Snapshot>, packing_model: PackingModel) {
         let summarized = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
         summarized.sum_up();
+        // Otherwise the first request about many nodes would have to score all of them.
+        let (policy, demands) = (self.policy(), self.score_cache().demands());
+        let scores = demands.iter().map(|demand| CachedScores::of_all(&summarized, demand, &policy));
+        let scores: Vec<CachedScores> = scores.collect();
         // Before the ledger changes: it copies a snapshot that is still in use.
         drop(snapshot);
-        let retired = self.cluster().apply_as(PackingModelPrepared(summarized), |prepared| {
-            PackingModelLearned(prepared.0.packing_model().clone()).into()
-        });
+        let (retired, before, after) = {
+            let mut cluster = self.cluster();
+            let before = cluster.packing_model().generation();
+            let retired = cluster.apply_as(PackingModelPrepared(summarized), |prepared| {
+                PackingModelLearned(prepared.0.packing_model().clone()).into()
+            });
+            (retired, before, cluster.packing_model().generation())
+        };
         drop(retired);
+        // The ledger has not taken it if the policy packs by best fit by now.
+        if after != before {
+            scores.into_iter().for_each(|scores| self.score_cache().put(scores.by_model(after)));
+        }
         // So that the first request finds the nodes that have changed meanwhile summarized, too.
         let snapshot = self.cluster().snapshot();
         snapshot.sum_up();

@@ -32,7 +32,8 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
     let mut models = with_engines(ledger, engines);
     let group_of = |uid: &PodUid| ledger.pod_state(uid).and_then(group);
     let led: BTreeSet<&GroupKey> = engines.iter().filter_map(|engine| group_of(&engine.pod)).collect();
-    for (uid, pod_state) in ledger.pod_states() {
+    // Which of two comes first makes no difference: what they do together is a sum.
+    for (uid, pod_state) in ledger.pods_in_no_order() {
         let Some(model) = pod_state.demand.model.as_ref().filter(|_| serves(ledger, pod_state)) else {
             continue;
         };

@@ -45,6 +45,11 @@ impl Ledger {
         &self.packing.history
     }
 
+    /// The packing model in force.
+    pub fn packing_model(&self) -> &PackingModel {
+        &self.packing.model
+    }
+
     /// The demand to learn a packing model from, if that is due: pods that were refused and still wait included.
     pub fn demand_to_learn(&self) -> Option<DemandHistory> {
         self.is_packing_model_due().then(|| self.all_demand())

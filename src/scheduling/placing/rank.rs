@@ -79,7 +79,7 @@ pub struct Shortlist {
 }
 
 /// The place of a node that the snapshot does not have.
-pub const UNKNOWN_PLACE: u32 = u32::MAX;
+pub use super::node_names::NO_PLACE as UNKNOWN_PLACE;
 
 impl Shortlist {
     /// The places in the snapshot of the nodes that were asked about, of those that it has.
@@ -180,17 +180,15 @@ pub fn shortlist_by<'a>(
     let mut list = Shortlist {
         best: Vec::with_capacity(attempt.limit + 1),
         refused: Vec::with_capacity(names.len()),
-        places: Vec::with_capacity(names.len()),
+        places: snapshot.places_of(names),
     };
     if let Some(misfit) = beyond_limit(demand, attempt) {
-        list.refused.extend((0..names.len()).map(|asked| (asked, misfit)));
-        list.places.extend(names.map(|name| snapshot.place_of(name).map_or(UNKNOWN_PLACE, |at| at as u32)));
+        list.refused = (0..list.places.len()).map(|asked| (asked, misfit)).collect();
         return list;
     }
     let named = NamedPlaces::of(snapshot, attempt);
-    for (asked, name) in names.enumerate() {
-        let place = snapshot.place_of(name);
-        list.places.push(place.map_or(UNKNOWN_PLACE, |at| at as u32));
+    for (asked, place) in list.places.iter().enumerate() {
+        let place = (*place != UNKNOWN_PLACE).then_some(*place as usize);
         match consider(snapshot, demand, (asked, place), (attempt, named), &mut score_node) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),

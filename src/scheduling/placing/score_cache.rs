@@ -35,6 +35,10 @@ pub struct ScoreCache {
 #[derive(Debug)]
 pub struct CachedScores {
     key: ScoreKey,
+    /// A request has asked for it.
+    is_asked_for: bool,
+    /// Whose results it has, if it has any.
+    demand: Option<Box<Demand>>,
     /// By the node's index in the snapshot: the generation that its result is of. Empty, as the results are, until many nodes are
     /// asked about.
     generations: Vec<u64>,
@@ -81,7 +85,7 @@ impl ScoreCache {
         self.pages.retain(|page| page.key.is_of_the_time_of(&key));
         match self.pages.iter().position(|page| page.key == key) {
             Some(place) => self.pages.remove(place),
-            None => CachedScores { key, generations: Vec::new(), results: Vec::new() },
+            None => CachedScores::without_results(key),
         }
     }
 
@@ -94,6 +98,12 @@ impl ScoreCache {
         let most = (RESULTS / page.results.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
         self.pages.push(page);
         self.pages.drain(..self.pages.len().saturating_sub(most));
+    }
+
+    /// The demands whose results requests have asked for.
+    pub fn demands(&self) -> Vec<Demand> {
+        let asked_for = self.pages.iter().filter(|page| page.is_asked_for);
+        asked_for.filter_map(|page| page.demand.as_deref().cloned()).collect()
     }
 
     /// [`rank::shortlist`] from the cache.
@@ -120,6 +130,24 @@ impl ScoreCache {
 }
 
 impl CachedScores {
+    fn without_results(key: ScoreKey) -> Self {
+        Self { key, is_asked_for: false, demand: None, generations: Vec::new(), results: Vec::new() }
+    }
+
+    /// The scores of all nodes before a request asks for them, such as those by another packing model before it is in force.
+    pub fn of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
+        let mut page = Self::without_results(ScoreKey::of(snapshot, demand, policy));
+        page.make_room(snapshot, demand);
+        page.look_at_changed(snapshot, demand, policy);
+        page
+    }
+
+    /// The same once the ledger has given its packing model this generation.
+    pub fn by_model(mut self, generation: u64) -> Self {
+        self.key.packing_model = generation;
+        self
+    }
+
     /// [`rank::shortlist`] from the cache. The scores must be of this snapshot, this demand and the attempt's policy.
     pub fn shortlist<'a>(
         &mut self,
@@ -130,7 +158,8 @@ impl CachedScores {
     ) -> Shortlist {
         debug_assert_eq!(self.key, ScoreKey::of(snapshot, demand, attempt.policy));
         if names.len() > FEW {
-            self.make_room(snapshot);
+            self.is_asked_for = true;
+            self.make_room(snapshot, demand);
         }
         let result = |place| self.result(snapshot, place, demand, attempt.policy);
         rank::shortlist_by(snapshot, demand, names, attempt, result)
@@ -138,19 +167,16 @@ impl CachedScores {
 
     /// The index of the best of all nodes.
     fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
-        self.make_room(snapshot);
-        for (place, generation) in snapshot.generations().iter().enumerate() {
-            if self.generations[place] != *generation {
-                self.look_at(snapshot, place, demand, policy);
-            }
-        }
+        self.make_room(snapshot, demand);
+        self.look_at_changed(snapshot, demand, policy);
         let scores = self.results.iter().enumerate();
         let scores = scores.filter_map(|(place, result)| Some((&result.as_ref().ok()?.0, place)));
         scores.min().map(|(_, place)| place)
     }
 
-    fn make_room(&mut self, snapshot: &Snapshot) {
+    fn make_room(&mut self, snapshot: &Snapshot, demand: &Demand) {
         let nodes = snapshot.nodes().len();
+        self.demand.get_or_insert_with(|| Box::new(demand.clone()));
         self.generations.resize(nodes, NEVER);
         self.results.resize(nodes, Err(Misfit::UnknownNode));
     }
@@ -166,6 +192,15 @@ impl CachedScores {
         }
     }
 
+    /// Brings the results of all nodes to this snapshot.
+    fn look_at_changed(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) {
+        for (place, generation) in snapshot.generations().iter().enumerate() {
+            if self.generations[place] != *generation {
+                self.look_at(snapshot, place, demand, policy);
+            }
+        }
+    }
+
     fn look_at(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) {
         self.results[place] = rank::score_node(snapshot, place, demand, policy);
         self.generations[place] = snapshot.generations()[place];
@@ -175,10 +210,12 @@ impl CachedScores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::placing::learned::PackingModel;
     use crate::scheduling::proptests::cluster_of;
     use crate::scheduling::testkit::demand_of;
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::node::Node;
+    use std::sync::Arc;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
         ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
@@ -198,6 +235,29 @@ mod tests {
         snapshot.update(9, [changed]);
         assert!(page.result(&snapshot, 0, &demand, &policy).is_ok());
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
+    }
+
+    #[test]
+    fn scores_that_were_made_beforehand_are_found_and_are_not_made_again_unless_they_are_asked_for() {
+        let (policy, before) = (Policy::default(), cluster_of(FEW as u8 + 1));
+        let model_of = |generation| Arc::new(PackingModel::default().with_generation(generation));
+        let after = before.clone().with_packing_model(model_of(7));
+        let demand = demand_of(10, 1, Sharing::Shared, 0);
+        let names: Vec<&str> = before.nodes().iter().map(|node| node.name.as_str()).collect();
+        let mut score_cache = ScoreCache::default();
+        let ask = |score_cache: &mut ScoreCache, snapshot: &Snapshot| {
+            score_cache.shortlist(snapshot, &demand, names.iter().copied(), attempt(&policy))
+        };
+        ask(&mut score_cache, &before);
+        assert_eq!(score_cache.demands(), [demand.clone()]);
+        let not_taken = before.clone().with_packing_model(model_of(0));
+        let mut beforehand = CachedScores::of_all(&not_taken, &demand, &policy).by_model(7);
+        // A result that the node does not give.
+        beforehand.results[0] = Err(Misfit::NoFreshReport);
+        score_cache.put(beforehand);
+        assert_eq!(score_cache.demands().len(), 1, "nobody has asked for what was made beforehand");
+        assert_eq!(ask(&mut score_cache, &after).refused, [(0, Misfit::NoFreshReport)], "it is found");
+        assert_eq!(score_cache.demands(), [demand]);
     }
 
     #[test]

@@ -168,6 +168,11 @@ impl Snapshot {
         self.names.place_of(name)
     }
 
+    /// The place of each of these nodes, or [`NO_PLACE`](super::node_names::NO_PLACE).
+    pub fn places_of<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<u32> {
+        self.names.places_of(names)
+    }
+
     pub fn node(&self, name: &str) -> Option<&Node> {
         self.place_of(name).map(|place| &self.nodes[place])
     }
