@@ -24,6 +24,9 @@ const DEMANDS: RangeInclusive<usize> = 16..=64;
 /// remembers nothing: to make room for all nodes would take longer.
 const FEW: usize = 16;
 
+/// Demands of which results are made before requests ask for them: until they are in force, they take memory beside the others.
+const BEFOREHAND: usize = 4;
+
 /// The cached scores of the demands that came last.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
@@ -100,10 +103,10 @@ impl ScoreCache {
         self.pages.drain(..self.pages.len().saturating_sub(most));
     }
 
-    /// The demands whose results requests have asked for.
+    /// The demands whose results requests have asked for last: those to have results of beforehand.
     pub fn demands(&self) -> Vec<Demand> {
-        let asked_for = self.pages.iter().filter(|page| page.is_asked_for);
-        asked_for.filter_map(|page| page.demand.as_deref().cloned()).collect()
+        let asked_for = self.pages.iter().rev().filter(|page| page.is_asked_for);
+        asked_for.filter_map(|page| page.demand.as_deref().cloned()).take(BEFOREHAND).collect()
     }
 
     /// [`rank::shortlist`] from the cache.
