@@ -6,11 +6,11 @@
 //! A report is stored as the text that was received. Few are ever read again, and freeing five thousand a second with their
 //! hundreds of parts would cost more than parsing the few.
 
+use super::origin::ReportOrigin;
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
 use crate::report::{EngineReport, NodeReport, ReportFinding, ReportedEngines};
 use crate::scheduling::autoscaling::EngineSample;
-use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::telemetry::models::EngineFigures;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
@@ -42,21 +42,13 @@ pub struct Latest {
 }
 
 /// The stored entry before a report of the same node.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
-    /// Where the same boot of the agent was when its latest report counted; `None` for the first report of a boot.
-    pub origin: Option<&'a ReportOrigin>,
-}
-
-/// Which machine the reports of one boot of an agent are from, as far as is known.
-#[derive(Debug, Clone, Default)]
-pub struct ReportOrigin {
-    /// The Node object that had the name.
-    pub machine: Option<NodeIdentity>,
-    /// It has none of the GPUs of that machine: until then it may be on the one that comes under the name, which is not known yet.
-    pub ahead_until: Option<Moment>,
+    /// Where the same boot of the agent was when its latest report counted; `None` for the first report of a boot. What is noted
+    /// there stays although the report is rejected.
+    pub origin: Option<&'a mut ReportOrigin>,
 }
 
 /// The stored part of a report.
@@ -103,7 +95,7 @@ impl Board {
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.is_before(report)?;
-                let origin = (place.boot_id == report.boot_id).then_some(&place.origin);
+                let origin = (place.boot_id == report.boot_id).then_some(&mut place.origin);
                 place.origin = apply(PreviousReport { findings: &place.findings, origin })?;
                 place.advance(report, text, received);
             }

@@ -119,6 +119,12 @@ fn show(extender: &Extender, node: &str) {
     extender.service.cluster().apply(observed);
 }
 
+/// A report that comes so many seconds from now.
+fn take_after(extender: &Extender, seconds: u64, text: &str) -> Result<ReportsResult, BadRequest> {
+    let received = extender.service.now() + Millis::seconds(seconds);
+    reports(extender, &Sender::Anyone, received, text.as_bytes())
+}
+
 /// A report of another boot, with other GPUs.
 fn of_new(sequence: u64) -> String {
     report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-")
@@ -161,10 +167,7 @@ fn b11_an_agent_that_finds_lost_gpus_only_is_not_ahead_of_the_watch_of_nodes() {
 fn b11_an_agent_is_not_ahead_of_the_watch_of_nodes_for_ever() {
     let extender = crowded();
     let shows = |node| show(&extender, node);
-    let received = |minutes: u64, text: &str| {
-        let received = extender.service.now() + Millis::seconds(60 * minutes);
-        reports(&extender, &Sender::Anyone, received, text.as_bytes())
-    };
+    let received = |minutes: u64, text: &str| take_after(&extender, 60 * minutes, text);
     shows("first");
     assert!(received(0, &report(1, 2)).is_ok());
     assert!(received(1, &of_new(1)).is_ok());
@@ -172,4 +175,38 @@ fn b11_an_agent_is_not_ahead_of_the_watch_of_nodes_for_ever() {
     assert!(received(10, &of_new(3)).is_ok(), "its node is there");
     shows("second");
     assert!(received(11, &of_new(4)).is_err(), "it was on the first machine for minutes");
+}
+
+/// The machine that its replica knows had no agent: whose first report this is shows only in whether more come.
+#[test]
+fn an_agent_that_was_ahead_on_an_unreported_machine_counts_once_no_late_report_can_come() {
+    let missing = json!([{ "part": "gpus", "reason": "no driver yet" }]);
+    let without_gpus =
+        json!({ "node": "node-0", "bootId": "boot", "sequence": 1, "gpus": null, "missing": missing });
+    for first in [report(1, 2), without_gpus.to_string()] {
+        let extender = crowded();
+        let shows = |node| show(&extender, node);
+        let received = |seconds: u64, text: &str| take_after(&extender, seconds, text);
+        shows("first");
+        assert!(received(0, &first).is_ok());
+        shows("second");
+        assert!(received(60, &report(2, 2)).is_err(), "it may be a late report of the first machine");
+        assert!(received(70, &report(3, 2)).is_err());
+        assert!(received(91, &report(4, 2)).is_ok(), "the first machine's agent does not report for so long");
+        assert!(received(92, &report(5, 2)).is_ok());
+        shows("third");
+        assert!(received(93, &report(6, 2)).is_err());
+        assert!(received(193, &report(7, 2)).is_err(), "it was on the second");
+    }
+}
+
+#[test]
+fn b11_an_agent_that_was_on_an_unreported_machine_for_minutes_does_not_count_on_the_next_one() {
+    let extender = crowded();
+    show(&extender, "first");
+    assert!(take_after(&extender, 0, &report(1, 2)).is_ok());
+    assert!(take_after(&extender, 119, &report(2, 2)).is_ok());
+    show(&extender, "second");
+    assert!(take_after(&extender, 121, &report(3, 2)).is_err());
+    assert!(take_after(&extender, 221, &report(4, 2)).is_err());
 }

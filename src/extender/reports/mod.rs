@@ -13,6 +13,7 @@ pub mod board;
 mod bodies;
 #[cfg(test)]
 mod flip_tests;
+mod origin;
 mod pod_warnings;
 #[cfg(test)]
 mod tests;
@@ -20,8 +21,8 @@ pub mod validate;
 
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
-use board::ReportOrigin;
 pub use bodies::{Bodies, announced};
+use origin::ReportOrigin;
 pub use validate::{Flaw, ReportError};
 
 use super::Extender;
@@ -30,9 +31,9 @@ use crate::ids::NodeName;
 use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::gpu::Device;
 use crate::service::RecordingTap;
-use crate::units::{Millis, Moment};
+use crate::units::Moment;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -41,8 +42,6 @@ use std::sync::Arc;
 const MAX_BATCH: usize = 1024;
 /// Rejected reports of one batch that are explained one by one.
 const MAX_EXPLAINED: usize = 100;
-/// How long an agent may be ahead of the watch that shows its Node. A watch whose connection died is noticed within 75 seconds.
-const MAX_AHEAD: Millis = Millis::seconds(120);
 
 /// The result of each report of a body.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -168,7 +167,7 @@ fn apply(
     extender: &Extender,
     report: &NodeReport,
     received: Moment,
-    known: Option<&ReportOrigin>,
+    known: Option<&mut ReportOrigin>,
 ) -> Result<ReportOrigin, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
@@ -180,21 +179,20 @@ fn apply(
             return Err(unknown());
         }
         let machine = ledger.node_identity(node).cloned();
-        let known_on = known.and_then(|known| known.machine.as_ref());
-        let is_replaced =
-            known_on.zip(machine.as_ref()).is_some_and(|(known, now)| !known.is_same_machine(now));
-        let ahead_until = known.and_then(|known| known.ahead_until).filter(|until| received < *until);
-        if is_replaced && ahead_until.is_none() {
-            return Err(ReportError::ReplacedNode(node.clone()));
-        }
-        let mut origin = ReportOrigin { machine, ahead_until: ahead_until.filter(|_| !is_replaced) };
-        // A report without GPUs keeps the known ones.
-        let Some(devices) = validate::devices(report) else { return Ok(origin) };
-        let are_all = validate::lists_all_gpus(report);
+        let devices = validate::devices(report);
         let before = devices_of(&ledger, node);
-        if known.is_none() && before.as_ref().is_some_and(|known| are_others(known, &devices)) {
-            origin.ahead_until = Some(received + MAX_AHEAD);
-        }
+        let origin = match known {
+            Some(known) => {
+                known.of_next(machine, received).ok_or_else(|| ReportError::ReplacedNode(node.clone()))?
+            }
+            None => {
+                let known = before.as_deref().unwrap_or_default();
+                ReportOrigin::of_first(machine, known, devices.as_deref(), received)
+            }
+        };
+        // A report without GPUs keeps the known ones.
+        let Some(devices) = devices else { return Ok(origin) };
+        let are_all = validate::lists_all_gpus(report);
         // What is recorded is kept for a moment: by the names that the ledger has it keeps nothing of the report in memory.
         let is_recorded = extender.service.recording().is_some_and(RecordingTap::is_recording);
         let devices = match &before {
@@ -228,15 +226,6 @@ fn apply(
         pod_warnings::of_losses(extender, &before, report);
     }
     Ok(origin)
-}
-
-/// Whether agents have reported only other GPUs of the node so far. Lost ones may be of a machine before this one.
-fn are_others(known: &[Device], reported: &[Device]) -> bool {
-    let is_other = |known: &Device| {
-        known.uuid.index().is_none() && reported.iter().all(|device| device.uuid != known.uuid)
-    };
-    let mut present = known.iter().filter(|known| known.health != Health::Lost).peekable();
-    present.peek().is_some() && !reported.is_empty() && present.all(is_other)
 }
 
 /// The same list as long as nothing in it has changed.

@@ -80,6 +80,9 @@ impl Shared {
     }
 }
 
+/// An object before a write and after it; `None` before its creation and after its deletion.
+pub type ObjectWrite = (Option<Arc<Value>>, Option<Arc<Value>>);
+
 /// A running server on a loopback port of its own; dropping it stops it.
 ///
 /// The helpers below act in the process, past HTTP and the counters. They name objects `nodes/a`,
@@ -250,9 +253,8 @@ impl ApiServer {
         self.shared.store.lock().revision()
     }
 
-    /// What each write of the kind after this version left, in order; `None` of a deletion, beside the object as it was. Writes that the
-    /// log has forgotten are missing.
-    pub fn writes_after(&self, kind: &str, revision: u64) -> Vec<(Option<Arc<Value>>, Option<Arc<Value>>)> {
+    /// Each write of the kind after this version, in order. Writes that the log has forgotten are missing.
+    pub fn writes_after(&self, kind: &str, revision: u64) -> Vec<ObjectWrite> {
         let Some(target) = RequestTarget::of_short(kind) else {
             return Vec::new();
         };

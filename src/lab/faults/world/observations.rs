@@ -26,6 +26,9 @@ impl FaultyCluster {
             }
         }
         self.note_writes();
+        if self.is_new_term() {
+            self.note_listed_reservations();
+        }
         for pod in &pods {
             self.note_eviction(pod);
         }

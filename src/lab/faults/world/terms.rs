@@ -23,6 +23,12 @@ impl FaultyCluster {
         self.acted = self.acting_term();
     }
 
+    /// Whether a replica acts that did not at the last look, or has listed everything since.
+    pub(super) fn is_new_term(&self) -> bool {
+        let acts = self.acting_term();
+        acts.is_some() && acts != self.acted
+    }
+
     /// Whether what is seen for the first time at this look, and was written in this epoch, landed while another leader acted. It
     /// was not in that leader's lists if the leader acted at the last look, too.
     pub(super) fn landed_in_another_term(&self, epoch: Option<&str>) -> bool {

@@ -9,8 +9,8 @@ use super::*;
 /// What is known of victims.
 #[derive(Default)]
 pub struct Victims {
-    /// Reservations that were shown, each once: the pod's UID, and all but what a leader changes of it later.
-    reservations: BTreeSet<(String, String)>,
+    /// Reservations that were shown, each once.
+    reservations: BTreeSet<ShownReservation>,
     /// By the victim's UID: the reservations that named it.
     reserved: BTreeMap<String, Vec<NamedBy>>,
     /// By UID: the pod for which `preempt` named it, with its priority.
@@ -18,12 +18,37 @@ pub struct Victims {
     leaving: BTreeSet<String>,
 }
 
+/// A reservation, without its deadline, which its leader moves.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct ShownReservation {
+    /// Of the pod that shows it.
+    uid: String,
+    place_and_victims: String,
+    /// Another leader may decide the same again.
+    epoch: String,
+}
+
 /// A reservation that names a victim.
 struct NamedBy {
+    reservation: ShownReservation,
     preemptor: String,
     priority: i64,
-    /// It landed while another leader acted than the one that made it.
+    /// It landed while another leader acted than the one that made it, and no leader has listed it since.
     is_late: bool,
+}
+
+impl ShownReservation {
+    fn new(pod: &Value, message: &Value) -> Self {
+        Self {
+            uid: pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
+            place_and_victims: format!("{} {} {}", message["node"], message["devices"], message["victims"]),
+            epoch: message["epoch"].as_str().unwrap_or_default().to_owned(),
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        (&self.uid, &self.place_and_victims) == (&other.uid, &other.place_and_victims)
+    }
 }
 
 impl FaultyCluster {
@@ -36,9 +61,9 @@ impl FaultyCluster {
     pub(super) fn note_reservations(&mut self, pods: &[Arc<Value>]) {
         for pod in pods {
             let Some(message) = reservation(pod) else { continue };
-            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-            let what = format!("{} {} {}", message["node"], message["devices"], message["victims"]);
-            if !self.victims.reservations.insert((uid, what)) {
+            let shown = ShownReservation::new(pod, &message);
+            let is_new = !self.victims.reservations.iter().any(|one| one.is_like(&shown));
+            if !self.victims.reservations.insert(shown.clone()) {
                 continue;
             }
             let is_late = self.landed_in_another_term(message["epoch"].as_str());
@@ -48,10 +73,24 @@ impl FaultyCluster {
                 self.judge_landing(&format!("the reservation of {}", name(pod)));
             }
             for victim in &names {
-                let named_by = NamedBy { preemptor: name(pod), priority: priority(pod), is_late };
+                let (reservation, preemptor) = (shown.clone(), name(pod));
+                let named_by = NamedBy { reservation, preemptor, priority: priority(pod), is_late };
                 self.victims.reserved.entry(victim.clone()).or_default().push(named_by);
             }
-            self.judge_guarded(&names, &name(pod));
+            if is_new {
+                self.judge_guarded(&names, &name(pod));
+            }
+        }
+    }
+
+    /// A leader has begun a term with a list of everything, and checks each reservation that a pod shows as it would check a new one.
+    /// Nothing tells it that one of them landed late, in an earlier term, whose leader did not get to end it.
+    pub(super) fn note_listed_reservations(&mut self) {
+        let pods = self.api.list("pods");
+        let listed: BTreeSet<ShownReservation> =
+            pods.iter().filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
+        for named_by in self.victims.reserved.values_mut().flatten() {
+            named_by.is_late &= !listed.contains(&named_by.reservation);
         }
     }
 
