@@ -13,7 +13,6 @@ use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
 use crate::scheduling::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingRead, BindingStage, BindingStep, NotBound, PodRead, SettlingAsked,
-    SettlingEnded,
 };
 use crate::scheduling::verbs::shadow::Expected;
 use crate::telemetry::NO_CODE;
@@ -243,16 +242,15 @@ impl BindTask {
         }
     }
 
-    /// Starts the pod's settling loop unless one runs.
+    /// Starts the placement's settling loop unless one runs.
     fn settle_later(&self, order: BindOrder) {
-        let uid = order.uid.clone();
-        let Some(first) = self.extender.service.cluster().apply(SettlingAsked(uid.clone())) else { return };
+        let asked = SettlingAsked { uid: order.uid.clone(), placement: order.placement.clone() };
+        let Some(first) = self.extender.service.cluster().apply(asked) else { return };
         let task = self.clone();
         self.extender.writes.spawn(async move {
             let settled = task.carry_out(order, first, BindingStage::Settling).await;
             let outcome = settled.map_or_else(|unbound| unbound.code(), |()| "bound");
             info!(pod = %task.asked.key, outcome, "the settling loop of a binding ended");
-            task.extender.service.cluster().apply(SettlingEnded(uid));
         });
     }
 }

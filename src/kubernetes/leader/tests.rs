@@ -1,9 +1,10 @@
 //! What the log says of leadership.
 
 use super::*;
-use crate::ids::PodUid;
+use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::binding::SettlingAsked;
+use crate::scheduling::vocabulary::placement::Placement;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,7 +41,8 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
     let lines = Log::of(|| {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let mut cluster = service.cluster();
-            cluster.apply(SettlingAsked(PodUid::parse("x").unwrap()));
+            let placement = Placement::by_plugin(NodeName::parse("n").unwrap());
+            cluster.apply(SettlingAsked { uid: PodUid::parse("x").unwrap(), placement });
             panic!("while a Binding may land");
         }));
         assert!(result.is_err());

@@ -14,6 +14,8 @@ const WHOLE: u64 = 80 << 30;
 pub struct PodShare {
     pub pod: String,
     pub bytes: u64,
+    /// What it may use, by what its engine is told.
+    pub usable: u64,
     pub is_exclusive: bool,
     has_started: bool,
     /// An engine that is not ready yet.
@@ -72,6 +74,7 @@ fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
     let part = PodShare {
         pod: name(pod),
         bytes,
+        usable: usable_per_gpu(pod).unwrap_or(bytes),
         is_exclusive: is_granted_alone(pod),
         has_started: pod["status"]["phase"] == "Running",
         is_starting: is_starting(pod),
@@ -106,6 +109,14 @@ pub fn granted_per_gpu(pod: &Value) -> Option<u64> {
     let granted: u64 = pod["metadata"]["annotations"]["stowage.dev/vram-granted"].as_str()?.parse().ok()?;
     let (_, gpus) = devices_of(pod)?;
     Some(granted.div_ceil(gpus.len() as u64))
+}
+
+/// A pod that has its GPUs to itself is granted what each of them has free, all of it in one sum. Its engine is told the least of them,
+/// and may use that of each; what the pod asks for it has in any case.
+fn usable_per_gpu(pod: &Value) -> Option<u64> {
+    let fraction = pod["metadata"]["annotations"]["stowage.dev/gpu-memory-fraction"].as_str()?;
+    let hundredths: u64 = fraction.replace('.', "").parse().ok()?;
+    is_granted_alone(pod).then(|| asked(pod).1.max(WHOLE / 100 * hundredths))
 }
 
 /// How many GPUs a pod asks for, and how much of each.

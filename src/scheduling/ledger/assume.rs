@@ -393,6 +393,10 @@ impl Ledger {
             return Err(Misfit::VictimsLeaving { remaining });
         }
         forget_measured(&mut gpus);
+        // The victims have left, memory and all. What others have had no part in the reservation, or came to light after it.
+        for (place, gpu) in gpus.iter_mut().enumerate() {
+            gpu.unaccounted_vram = node_state.used_without_grant(place);
+        }
         let reserved = node_state
             .resolve(&reservation.devices)
             .and_then(|reserved| self.choice(uid, node_state, &gpus, demand, reserved));
@@ -410,7 +414,7 @@ impl Ledger {
     }
 }
 
-/// Forgets what a reading says of reserved GPUs: it is about the pods that just left.
+/// Forgets what a reading says of reserved GPUs: it is about the pods that just left, or a margin for want of a reading.
 pub(super) fn forget_measured(gpus: &mut [Gpu]) {
     for gpu in gpus {
         *gpu = Gpu { unaccounted_vram: Bytes::ZERO, engine_load: EngineLoad::default(), ..*gpu };

@@ -13,12 +13,15 @@
 //!
 //! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
 //! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
-//! show that the first one had succeeded. One settling loop per pod does that: pause, read, write, and so on. It ends as soon as
-//! the pod is not assumed with this placement any more.
+//! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as soon
+//! as the pod is not assumed with this placement any more.
+//!
+//! Whoever allocated the GPUs sees to it that they do not stay assumed for ever: the request itself while it runs, and from then on
+//! its loop. A pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
 
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -111,11 +114,10 @@ pub struct BindingRead {
 
 /// A settling loop wants to begin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SettlingAsked(pub PodUid);
-
-/// The settling loop has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SettlingEnded(pub PodUid);
+pub struct SettlingAsked {
+    pub uid: PodUid,
+    pub placement: Placement,
+}
 
 /// The pod is bound, without a request to this process: in a simulation, or in a test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,13 +142,14 @@ impl Change for BindingAnswered {
             (BindingAnswer::Written, _) => {
                 let borrows = !placement.borrowed_from.is_empty();
                 cluster.ledger.confirm_loan(&uid, &placement.node, placement.recorded(), borrows);
-                BindingStep::Bound
+                cluster.bindings.none_may_land(&uid);
+                cluster.end_loop(&uid, &placement, stage, BindingStep::Bound)
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
-                if is_new {
-                    cluster.forget_if_landed(&uid, latest_landing);
+                match is_new && !cluster.forget_if_landed(&uid, latest_landing) {
+                    true => BindingStep::Settle,
+                    false => BindingStep::Failed(NotBound::Refused),
                 }
-                BindingStep::Failed(NotBound::Refused)
             }
             (BindingAnswer::Refused, BindingStage::Settling) => {
                 cluster.forget_if_landed(&uid, latest_landing);
@@ -166,22 +169,23 @@ impl Change for BindingRead {
         let Self { uid, placement, stage, pod } = self;
         // A watch or a later request may have been faster.
         if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
-            return BindingStep::Over;
+            return cluster.end_loop(&uid, &placement, stage, BindingStep::Over);
         }
         if matches!(pod, PodRead::Bound { .. } | PodRead::Gone) {
-            cluster.bindings.seen_settled(&uid);
+            cluster.bindings.none_may_land(&uid);
         }
         match (pod, stage) {
             (PodRead::Gone, _) => {
                 cluster.ledger.release(&uid);
-                BindingStep::Failed(NotBound::Gone)
+                cluster.end_loop(&uid, &placement, stage, BindingStep::Failed(NotBound::Gone))
             }
             (PodRead::Bound { node, devices, borrows }, _) => {
                 cluster.ledger.confirm_loan(&uid, &node, devices, borrows);
-                match node == placement.node {
+                let step = match node == placement.node {
                     true => BindingStep::Bound,
                     false => BindingStep::Failed(NotBound::OnAnotherNode),
-                }
+                };
+                cluster.end_loop(&uid, &placement, stage, step)
             }
             (_, BindingStage::Request { .. }) => BindingStep::Settle,
             (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
@@ -194,20 +198,12 @@ impl Change for BindingRead {
 }
 
 impl Change for SettlingAsked {
-    /// The first step; `None` if a loop runs for the pod.
+    /// The first step; `None` if a loop runs for the placement.
     type Output = Option<BindingStep>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        let begins = cluster.bindings.settle(&self.0);
-        begins.then(|| BindingStep::Pause(cluster.bindings.next_pause(&self.0)))
-    }
-}
-
-impl Change for SettlingEnded {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.bindings.settled(&self.0);
+        let begins = cluster.bindings.settle(&self.uid, &self.placement);
+        begins.then(|| BindingStep::Pause(cluster.bindings.next_pause(&self.uid)))
     }
 }
 
@@ -228,18 +224,39 @@ impl Change for BindingFailed {
 }
 
 impl Cluster {
-    /// The pod is pending again, unless one of its Bindings can still land.
-    fn forget_if_landed(&mut self, uid: &PodUid, latest_landing: Millis) {
-        if self.bindings.have_landed(uid, self.ledger.now(), latest_landing) {
+    /// The pod is pending again, unless one of its Bindings can still land. Returns whether none can.
+    fn forget_if_landed(&mut self, uid: &PodUid, latest_landing: Millis) -> bool {
+        let have_landed = self.bindings.have_landed(uid, self.ledger.now(), latest_landing);
+        if have_landed {
             self.ledger.forget(uid);
+            self.bindings.none_may_land(uid);
         }
+        have_landed
     }
 
     fn pause_or_end(&mut self, uid: &PodUid, placement: &Placement) -> BindingStep {
         match self.is_assumed(uid, placement) {
             true => BindingStep::Pause(self.bindings.next_pause(uid)),
-            false => BindingStep::Over,
+            false => self.end_loop(uid, placement, BindingStage::Settling, BindingStep::Over),
         }
+    }
+
+    /// The last step of a placement. What was written since its loop began, for another placement, may land still.
+    fn end_loop(
+        &mut self,
+        uid: &PodUid,
+        placement: &Placement,
+        stage: BindingStage,
+        last: BindingStep,
+    ) -> BindingStep {
+        if stage == BindingStage::Settling {
+            let is_assumed_anew = self.ledger.pod_state(uid).is_some_and(PodState::is_assumed);
+            if !is_assumed_anew {
+                self.bindings.none_may_land(uid);
+            }
+            self.bindings.settled(uid, placement);
+        }
+        last
     }
 
     /// Whether this placement is still the pod's, and neither written nor given up.

@@ -1,9 +1,7 @@
 //! Every change of a cluster, as one value that can be recorded and applied again.
 
 use super::bind::BindAsked;
-use super::binding::{
-    BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked, SettlingEnded,
-};
+use super::binding::{BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked};
 use super::filter::{FilterAsked, FilterDecided};
 use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
@@ -62,7 +60,7 @@ inputs! {
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
     NamespacesListed, NamespaceObserved, NamespaceDeleted, DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown, SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
-    BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
+    BindAsked, BindingAnswered, BindingRead, SettlingAsked, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
     EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, LoansRecalled, TakeOveruse,

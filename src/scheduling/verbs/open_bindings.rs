@@ -1,10 +1,11 @@
-//! Bindings whose result is unknown: one record and at most one settling loop for each pod, and when an allocation may be
-//! forgotten.
+//! Bindings whose result is unknown: one record for each pod, at most one settling loop for each of its placements, and when an
+//! allocation may be forgotten.
 //!
 //! A Binding may land for a limited time after it was begun; the edge knows the limit. Until then only a read that shows the
 //! pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;
+use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -20,14 +21,15 @@ pub struct OpenBindings {
 }
 
 /// What is known of one pod's Bindings.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct OpenBinding {
     /// Writes that have not been answered yet.
     under_way: u32,
     /// When the latest write began that may have been written.
     may_land: Option<Moment>,
-    is_settling: bool,
-    /// Reads of the settling loop so far.
+    /// Placements that have a settling loop: the pod's own, and one that was given up until its loop's next read.
+    settling: Vec<Placement>,
+    /// Reads of the settling loops so far.
     reads: u32,
 }
 
@@ -54,9 +56,14 @@ impl OpenBindings {
         })
     }
 
-    /// Returns whether to start a settling loop: there is one for each pod.
-    pub fn settle(&mut self, uid: &PodUid) -> bool {
-        !std::mem::replace(&mut self.open.entry(uid.clone()).or_default().is_settling, true)
+    /// Returns whether to start a settling loop: there is one for each placement.
+    pub fn settle(&mut self, uid: &PodUid, placement: &Placement) -> bool {
+        let record = self.open.entry(uid.clone()).or_default();
+        let begins = !record.settling.contains(placement);
+        if begins {
+            record.settling.push(placement.clone());
+        }
+        begins
     }
 
     /// How long the settling loop pauses before its next read.
@@ -66,18 +73,20 @@ impl OpenBindings {
         pause(uid, record.reads - 1)
     }
 
-    /// A read shows the pod bound, or gone: none of its Bindings can land any more. A settling loop sees that with its next read.
-    pub fn seen_settled(&mut self, uid: &PodUid) {
+    /// None of the pod's Bindings can land any more: it is bound, or gone, or their time is over. A settling loop sees that with its
+    /// next read.
+    pub fn none_may_land(&mut self, uid: &PodUid) {
         if let Some(record) = self.open.get_mut(uid) {
             record.may_land = None;
         }
         self.drop_if_done(uid);
     }
 
-    /// The pod's settling loop has ended.
-    pub fn settled(&mut self, uid: &PodUid) {
+    /// The settling loop of this placement has ended.
+    pub fn settled(&mut self, uid: &PodUid, placement: &Placement) {
         if let Some(record) = self.open.get_mut(uid) {
-            (record.is_settling, record.may_land, record.reads) = (false, None, 0);
+            record.settling.retain(|settling| settling != placement);
+            record.reads = 0;
         }
         self.drop_if_done(uid);
     }
@@ -88,8 +97,9 @@ impl OpenBindings {
     }
 
     fn drop_if_done(&mut self, uid: &PodUid) {
-        let is_done =
-            |record: &OpenBinding| record.under_way == 0 && record.may_land.is_none() && !record.is_settling;
+        let is_done = |record: &OpenBinding| {
+            record.under_way == 0 && record.may_land.is_none() && record.settling.is_empty()
+        };
         if self.open.get(uid).is_some_and(is_done) {
             self.open.remove(uid);
         }
@@ -108,7 +118,7 @@ fn pause(uid: &PodUid, nth: u32) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::uid;
+    use crate::scheduling::testkit::{node, uid};
 
     const LANDING: Millis = Millis::seconds(16);
 
@@ -116,18 +126,27 @@ mod tests {
         Moment(0) + Millis::seconds(seconds)
     }
 
+    fn on(name: &str) -> Placement {
+        Placement::by_plugin(node(name))
+    }
+
     #[test]
-    fn b9_one_loop_settles_a_pod_however_many_binds_were_left_open() {
+    fn b9_one_loop_settles_a_placement_however_many_binds_were_left_open() {
         let mut bindings = OpenBindings::default();
         let pod = uid("a");
         for second in 0..10 {
             bindings.begin(&pod);
             bindings.end(&pod, at(second), true);
-            assert_eq!(bindings.settle(&pod), second == 0);
+            assert_eq!(bindings.settle(&pod, &on("n")), second == 0);
         }
-        assert!(bindings.settle(&uid("b")), "another pod has a loop of its own");
-        bindings.settled(&pod);
-        bindings.settled(&uid("b"));
+        assert!(bindings.settle(&uid("b"), &on("n")), "another pod has a loop of its own");
+        assert!(bindings.settle(&pod, &on("m")), "another placement has one, too");
+        bindings.settled(&pod, &on("n"));
+        assert!(!bindings.settle(&pod, &on("m")), "it runs still");
+        bindings.settled(&pod, &on("m"));
+        bindings.settled(&uid("b"), &on("n"));
+        assert!(!bindings.have_landed(&pod, at(10), LANDING), "no loop's end says that nothing may land");
+        bindings.none_may_land(&pod);
         assert_eq!(bindings.unsettled(), 0, "nothing is kept of what is settled");
     }
 

@@ -434,7 +434,7 @@ impl RecordedCluster {
             });
         }
         self.decisions.push(format!("{step:?}"));
-        let settling = self.apply(SettlingAsked(uid(pod)));
+        let settling = self.apply(SettlingAsked { uid: uid(pod), placement: decision.placement });
         self.decisions.push(format!("{settling:?}"));
     }
 

@@ -160,7 +160,7 @@ impl FaultyCluster {
                 .filter(|(_, process)| process.ends.is_some_and(|(ended, _)| ended <= long_ago));
             let left_over: u64 = left_over.map(|(_, process)| process.used).sum();
             let promised: u64 =
-                promises.get(&format!("{node}/{gpu}")).into_iter().flatten().map(|part| part.bytes).sum();
+                promises.get(&format!("{node}/{gpu}")).into_iter().flatten().map(|part| part.usable).sum();
             if left_over > 0 {
                 self.tally.beside_left_over += 1;
             }

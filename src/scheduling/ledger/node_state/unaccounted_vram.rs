@@ -117,6 +117,14 @@ impl NodeState {
         gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
     }
 
+    /// VRAM of a GPU that a believed reading shows with pods to which nothing is allocated on the node: they have ended, most often.
+    pub(in crate::scheduling::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
+        let reading = self.believed_reading();
+        let observation = reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));
+        let attributed = observation.into_iter().flat_map(|observation| &observation.attributed);
+        attributed.filter(|(uid, _)| self.resident_of(uid).is_none()).map(|(_, used)| *used).sum()
+    }
+
     /// What is allocated to a pod on a GPU; nothing, if it is not charged there.
     fn reserved_by(&self, uid: &PodUid, place: usize, capacity: Bytes) -> Bytes {
         self.resident_of(uid).map_or(Bytes::ZERO, |resident| resident.reserved_on(place, capacity))

@@ -3,6 +3,7 @@
 use super::*;
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::observe::PodDeleted;
 use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::vocabulary::demand::Sharing;
 
@@ -47,6 +48,22 @@ impl BindFixture {
 
     fn read(&mut self, decision: &BindDecision, stage: BindingStage, pod: PodRead) -> BindingStep {
         self.cluster.apply(BindingRead { uid: uid("p"), placement: decision.placement.clone(), stage, pod })
+    }
+
+    /// A settling loop wants to begin.
+    fn settle(&mut self, decision: &BindDecision) -> Option<BindingStep> {
+        self.cluster.apply(SettlingAsked { uid: uid("p"), placement: decision.placement.clone() })
+    }
+
+    /// An API server that hangs has left a Binding to node `a` open, with its loop. The pod is deleted then, and kube-scheduler, whose
+    /// watch lags, asks for it once more.
+    fn deleted_with_an_open_binding(&mut self) -> BindDecision {
+        let open = self.ask("a");
+        assert_eq!(self.answered(&open, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
+        assert!(self.settle(&open).is_some());
+        self.cluster.apply(PodDeleted(uid("p")));
+        self.cluster.wait("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
+        open
     }
 
     fn pass(&mut self, time: Millis) {
@@ -134,15 +151,14 @@ fn a_read_for_another_request_ends_no_settling_loop() {
     let mut bench = BindFixture::new();
     let first = bench.ask("a");
     bench.answered(&first, REQUEST, BindingAnswer::Unknown);
-    bench.cluster.apply(SettlingAsked(uid("p")));
+    bench.settle(&first);
     let second = bench.ask("a");
     let stage = BindingStage::Request { is_new: false };
     bench.answered(&second, stage, BindingAnswer::Conflict);
     let pod = PodRead::Bound { node: node("a"), devices: None, borrows: false };
     assert_eq!(bench.read(&second, stage, pod), BindingStep::Bound);
-    assert_eq!(bench.cluster.apply(SettlingAsked(uid("p"))), None, "it runs still");
+    assert_eq!(bench.settle(&first), None, "it runs still");
     assert_eq!(bench.read(&first, SETTLING, PodRead::Unbound), BindingStep::Over);
-    bench.cluster.apply(SettlingEnded(uid("p")));
     assert_eq!(bench.cluster.unsettled_bindings(), 0);
 }
 
@@ -151,9 +167,9 @@ fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     assert_eq!(bench.answered(&decision, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
-    let first = bench.cluster.apply(SettlingAsked(uid("p")));
+    let first = bench.settle(&decision);
     assert!(matches!(first, Some(BindingStep::Pause(_))), "{first:?}");
-    assert_eq!(bench.cluster.apply(SettlingAsked(uid("p"))), None, "one loop for each pod");
+    assert_eq!(bench.settle(&decision), None, "one loop for each placement");
     let step = bench.read(&decision, SETTLING, PodRead::Failed);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
@@ -162,7 +178,6 @@ fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     assert!(matches!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Write { .. }));
     assert_eq!(bench.answered(&again, SETTLING, BindingAnswer::Written), BindingStep::Bound);
-    bench.cluster.apply(SettlingEnded(uid("p")));
     assert_eq!(bench.cluster.unsettled_bindings(), 0);
 }
 
@@ -173,7 +188,7 @@ fn a_settling_loop_ends_when_its_placement_is_given_up_and_the_pod_assumed_elsew
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.cluster.apply(SettlingAsked(uid("p")));
+    bench.settle(&decision);
     bench.pass(LANDING + Millis(1));
     let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
     let again = BindDecision { begun, ..decision.clone() };
@@ -188,11 +203,46 @@ fn a_refusal_frees_nothing_while_an_earlier_write_may_still_land() {
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.cluster.apply(SettlingAsked(uid("p")));
+    bench.settle(&decision);
     bench.pass(LANDING);
     let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
     let again = BindDecision { begun, ..decision.clone() };
     let step = bench.answered(&again, SETTLING, BindingAnswer::Refused);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     assert!(bench.is_assumed());
+}
+
+/// No watch would show the end of such an allocation: it has shown that of the pod.
+#[test]
+fn a_refused_binding_is_settled_if_an_earlier_one_of_a_pod_that_is_gone_may_still_land() {
+    for name in ["a", "b"] {
+        let mut bench = BindFixture::new();
+        let open = bench.deleted_with_an_open_binding();
+        let asked = bench.ask(name);
+        assert!(asked.is_new);
+        assert_eq!(bench.answered(&asked, REQUEST, BindingAnswer::Refused), BindingStep::Settle);
+        let own = bench.settle(&asked);
+        let earlier = bench.read(&open, SETTLING, PodRead::Failed);
+        let steps = [Some(earlier), own];
+        let going_on = steps.iter().flatten().filter(|step| matches!(step, BindingStep::Pause(_))).count();
+        assert_eq!(going_on, 1, "one loop for {name}: {steps:?}");
+        assert_eq!(bench.read(&asked, SETTLING, PodRead::Gone), BindingStep::Failed(NotBound::Gone));
+        assert!(bench.cluster.pod_state(&uid("p")).is_none());
+        assert_eq!(bench.cluster.unsettled_bindings(), 0);
+    }
+}
+
+#[test]
+fn the_end_of_an_earlier_loop_does_not_settle_what_has_been_written_since() {
+    let mut bench = BindFixture::new();
+    let open = bench.deleted_with_an_open_binding();
+    let asked = bench.ask("b");
+    assert_eq!(bench.answered(&asked, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
+    assert_eq!(bench.read(&open, SETTLING, PodRead::Failed), BindingStep::Over);
+    assert!(bench.settle(&asked).is_some());
+    let BindingStep::Write { begun } = bench.read(&asked, SETTLING, PodRead::Unbound) else { panic!() };
+    let again = BindDecision { begun, ..asked };
+    let step = bench.answered(&again, SETTLING, BindingAnswer::Refused);
+    assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
+    assert!(bench.is_assumed(), "the first of the two may land");
 }

@@ -7,7 +7,7 @@ use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
 use crate::scheduling::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingFailed, BindingRead, BindingStage, BindingStep, PodRead,
-    SettlingAsked, SettlingEnded,
+    SettlingAsked,
 };
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
@@ -175,8 +175,9 @@ impl World<'_> {
         self.follow(pod, placement, step)
     }
 
-    /// The pod was told to be bound; one that the core does not know stays unknown.
+    /// The pod was told to be bound; one that the core does not know stays unknown. No other Binding of it can land.
     fn note_confirmed(&mut self, pod: u32, place: Place) {
+        self.books.pods[pod as usize].open.may_land = None;
         if self.books.told(pod) != Told::Nothing {
             self.books.note_bound(pod, place);
         }
@@ -199,8 +200,8 @@ impl World<'_> {
                 self.follow(pod, placement, step)
             }
             BindingStep::Settle => {
-                let asked = self.door.apply(SettlingAsked(self.pods[pod as usize].uid.clone()));
-                match asked {
+                let uid = self.pods[pod as usize].uid.clone();
+                match self.door.apply(SettlingAsked { uid, placement: placement.clone() }) {
                     Some(step) => self.follow(pod, placement, step),
                     None => Ok(()),
                 }
@@ -211,8 +212,10 @@ impl World<'_> {
             }
             BindingStep::Write { .. } => self.write(pod, placement, BindingStage::Settling),
             BindingStep::Over => {
-                self.books.pods[pod as usize].open.may_land = None;
-                self.door.apply(SettlingEnded(self.pods[pod as usize].uid.clone()));
+                // What was written for another placement since may land still.
+                if !matches!(self.books.told(pod), Told::Assumed(_)) {
+                    self.books.pods[pod as usize].open.may_land = None;
+                }
                 Ok(())
             }
         }
@@ -249,7 +252,10 @@ impl World<'_> {
         let place = Place { node: node_number(&placement.node), gpus: gpus_of(&placement.devices) };
         let is_heard = stage != BindingStage::Settling || self.books.told(pod) == Told::Assumed(place);
         match &shown {
-            PodRead::Gone if is_heard => self.books.note_gone(pod),
+            PodRead::Gone if is_heard => {
+                self.books.pods[pod as usize].open.may_land = None;
+                self.books.note_gone(pod);
+            }
             PodRead::Bound { .. } if is_heard => {
                 let (place, _) = self.api[pod as usize].bound.expect("it is shown so");
                 self.note_confirmed(pod, place);

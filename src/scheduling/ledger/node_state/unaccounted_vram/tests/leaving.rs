@@ -111,3 +111,28 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     let reservation = bench.reservation_on_a(found.victims, 60);
     assert_eq!(bench.ledger.reserve(&uid("whole"), reservation), Ok(()));
 }
+
+/// Its reservation was made while an agent repeated old figures, or none were known.
+#[test]
+fn a_reserved_gpu_is_not_free_while_a_pod_that_has_ended_has_what_the_reservation_needs() {
+    let mut bench = MeasurementFixture::new();
+    bench.read([(0, &[]), (0, &[])]);
+    bench.wait("urgent", 60, 5);
+    let reservation = bench.reservation_on_a([], 600);
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    assert!(verdict(&bench).is_ok());
+    for (left, has_room) in [(40, false), (20, true), (31, false)] {
+        bench.read([(left, &[("ended", left)]), (0, &[])]);
+        assert_eq!(verdict(&bench).is_ok(), has_room, "{left}");
+        assert_eq!(bench.ledger.reservation_status()[0].is_free, has_room, "{left}");
+    }
+    assert!(bench.ledger.assume(&uid("urgent"), &node()).is_err());
+    bench.pass(40);
+    assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
+    assert!(verdict(&bench).is_ok(), "what nobody shows any more holds nothing back");
+    bench.read([(40, &[("ended", 40)]), (0, &[])]);
+    assert!(verdict(&bench).is_err());
+    bench.read([(0, &[]), (0, &[])]);
+    assert!(matches!(bench.ledger.assume(&uid("urgent"), &node()), Ok(AssumeResult::New(_))));
+}
