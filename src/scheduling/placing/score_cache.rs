@@ -252,7 +252,7 @@ mod tests {
             score_cache.shortlist(snapshot, &demand, names.iter().copied(), attempt(&policy))
         };
         ask(&mut score_cache, &before);
-        assert_eq!(score_cache.demands(), [demand.clone()]);
+        assert_eq!(score_cache.demands(), std::slice::from_ref(&demand));
         let not_taken = before.clone().with_packing_model(model_of(0));
         let mut beforehand = CachedScores::of_all(&not_taken, &demand, &policy).by_model(7);
         // A result that the node does not give.
