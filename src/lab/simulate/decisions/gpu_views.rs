@@ -119,6 +119,17 @@ impl Books {
         (beyond + believed).max(least)
     }
 
+    /// What a reading that is believed shows on a GPU with pods that have nothing on the node.
+    pub fn used_without_grant(&self, node: u8, gpu: usize) -> u64 {
+        let book = &self.nodes[usize::from(node)];
+        if !matches!(book.age(self.now), Age::Fresh | Age::Stale) {
+            return 0;
+        }
+        let seen = book.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
+        let attributed = seen.into_iter().flat_map(|seen| &seen.attributed);
+        attributed.filter(|(pod, _)| !book.here.contains(pod)).map(|(_, bytes)| bytes).sum()
+    }
+
     /// Whether a pod of a preemptible class may take no wholly free GPU now.
     pub fn keeps_spare_from(&mut self, spec: &PodSpec) -> bool {
         if self.rules.spare == 0 || !self.rules.class(spec.class).is_preemptible {

@@ -105,7 +105,9 @@ impl Books {
             return Some((place.node, if certain { OwnPlace::Refuses } else { OwnPlace::Open }));
         }
         let mut views = self.views_without(place.node, Some(pod));
-        views.iter_mut().for_each(|view| (view.unaccounted, view.load) = (0, None));
+        for (gpu, view) in views.iter_mut().enumerate() {
+            (view.unaccounted, view.load) = (self.used_without_grant(place.node, gpu), None);
+        }
         let takers = self.takers(&views, self.spec(pod), false);
         let is_free = place.gpus & !takers == 0 && self.is_within_limit(pod, place.node, place.gpus, &[]);
         Some((place.node, if is_free { OwnPlace::Passes(place) } else { OwnPlace::Refuses }))

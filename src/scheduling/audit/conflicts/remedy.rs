@@ -68,7 +68,7 @@ fn victim<'a>(
             Some((&party.uid, pod, pod.grant().filter(|grant| !grant.leaving)?))
         })
         .collect();
-    if !is_proven(&remaining) {
+    if !is_proven(kind, &remaining) {
         return None;
     }
     let without = |uid: &PodUid| -> Vec<BoundOnGpu<'a>> {
@@ -76,7 +76,7 @@ fn victim<'a>(
     };
     let unstarted = remaining.iter().filter(|(_, _, grant)| !grant.started);
     let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, Since, &PodUid) {
-        (!is_proven(&without(uid)), grant.since, uid)
+        (!is_proven(kind, &without(uid)), grant.since, uid)
     };
     let (uid, pod, _) = *unstarted.max_by_key(rank)?;
     let others = without(uid);
@@ -87,12 +87,15 @@ fn victim<'a>(
     Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, keep_reason, stays_uid })
 }
 
-/// Whether the records of these Bindings alone contradict each other.
-fn is_proven(pods: &[BoundOnGpu<'_>]) -> bool {
+/// Whether the records of these Bindings alone contradict each other. A record that has been edited since the conflict was found may name
+/// other GPUs: that a pod is exclusive counts only if it did then.
+fn is_proven(kind: GpuConflictKind, pods: &[BoundOnGpu<'_>]) -> bool {
     if pods.len() < 2 {
         return false;
     }
-    if pods.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive) {
+    if kind == GpuConflictKind::ExclusiveShared
+        && pods.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive)
+    {
         return true;
     }
     let granted: Bytes = pods.iter().map(|(_, _, grant)| grant.per_gpu).sum();
