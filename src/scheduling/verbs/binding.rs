@@ -16,8 +16,8 @@
 //! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as soon
 //! as the pod is not assumed with this placement any more.
 //!
-//! Whoever allocated the GPUs sees to it that they do not stay assumed for ever: the request itself while it runs, and from then on
-//! its loop. A pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
+//! No allocation stays assumed for ever: the request that made it settles it while it runs, and its placement's loop from then on. A
+//! pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
 
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, NodeName, PodUid};

@@ -1,5 +1,5 @@
 //! Which Bindings replicas are asked for, and which they are writing: what a replica writes beside what it is asked for is one
-//! settling loop for each pod.
+//! settling loop for each placement.
 
 use super::*;
 use axum::body::{Body, to_bytes};
