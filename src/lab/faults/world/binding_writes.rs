@@ -1,5 +1,5 @@
-//! Which Bindings replicas are asked for, and which they are writing: what a replica writes beside what it is asked for is one
-//! settling loop for each placement.
+//! Which Bindings replicas are asked for, and which they are writing: beside what it is asked for, a replica writes one Binding of a
+//! pod at a time, in a settling loop.
 
 use super::*;
 use axum::body::{Body, to_bytes};
