@@ -4,6 +4,7 @@ mod agents;
 mod binding_writes;
 mod budgets;
 mod disturbances;
+mod late_reservations;
 mod nodes;
 mod observations;
 mod pods;
@@ -30,6 +31,7 @@ use crate::service::Service;
 use agents::NodeAgent;
 use binding_writes::BindingWrites;
 use budgets::Budget;
+use late_reservations::{EndsAskedFor, LateReservation};
 use parking_lot::Mutex;
 use pods::RecreatedPod;
 use serde_json::{Value, json};
@@ -142,6 +144,10 @@ pub struct FaultyCluster {
     seen_holds: BTreeSet<(String, Vec<String>)>,
     twice: BTreeSet<String>,
     victims: Victims,
+    late_reservations: Vec<LateReservation>,
+    ends_asked_for: Arc<EndsAskedFor>,
+    /// Until when a replica may not be shown what happens to pods.
+    hidden: BTreeMap<String, Instant>,
     /// The API server's version up to which pods' writes have been looked at.
     looked_at: u64,
     /// By UID, when each pod was found to be gone.
@@ -207,6 +213,9 @@ impl FaultyCluster {
             seen_holds: BTreeSet::new(),
             twice: BTreeSet::new(),
             victims: Victims::default(),
+            late_reservations: Vec::new(),
+            ends_asked_for: Arc::default(),
+            hidden: BTreeMap::new(),
             looked_at: 0,
             gone_at: BTreeMap::new(),
             acted: None,

@@ -1,6 +1,7 @@
 //! What happens to the replicas' connections, clocks and leadership, drawn by the seed.
 
 use super::budgets::is_guarded;
+use super::late_reservations::WATCH_ENDS;
 use super::*;
 
 impl FaultyCluster {
@@ -52,6 +53,7 @@ impl FaultyCluster {
         let client = replica.client.clone();
         self.say(format!("{client} is cut off for {lasts:?}"));
         self.api.connections().cut_off(&client);
+        self.hide_pods_from(&client, lasts);
         self.reconnects.push((Instant::now() + lasts, client));
     }
 
@@ -95,6 +97,9 @@ impl FaultyCluster {
             // It is noticed when the server would have ended it, which is a minute at most.
             FaultKind::SilentWatch => connections.silence_watches(&client, kind),
             _ => connections.end_watches(&client, kind),
+        }
+        if kind == "pods" {
+            self.hide_pods_from(&client, if fault == FaultKind::SilentWatch { WATCH_ENDS } else { lasts });
         }
         self.say(format!("{fault}: {kind} of {client}"));
     }

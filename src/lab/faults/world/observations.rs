@@ -29,6 +29,7 @@ impl FaultyCluster {
         if self.is_new_term() {
             self.note_listed_reservations();
         }
+        self.judge_late_reservations(&pods);
         for pod in &pods {
             self.note_eviction(pod);
         }

@@ -10,8 +10,15 @@ pub struct ActingTerm {
     term: u64,
 }
 
+impl ActingTerm {
+    /// The replica that acts.
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+}
+
 impl FaultyCluster {
-    fn acting_term(&self) -> Option<ActingTerm> {
+    pub(super) fn acting_term(&self) -> Option<ActingTerm> {
         let replica = self.replicas[self.acting()?].as_ref()?;
         let gate = &replica.service.gate;
         let epoch = gate.epoch()?.to_string();

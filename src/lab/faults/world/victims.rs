@@ -20,7 +20,7 @@ pub struct Victims {
 
 /// A reservation, without its deadline, which its leader moves.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct ShownReservation {
+pub struct ShownReservation {
     /// Of the pod that shows it.
     uid: String,
     place_and_victims: String,
@@ -38,7 +38,7 @@ struct NamedBy {
 }
 
 impl ShownReservation {
-    fn new(pod: &Value, message: &Value) -> Self {
+    pub fn new(pod: &Value, message: &Value) -> Self {
         Self {
             uid: pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
             place_and_victims: format!("{} {} {}", message["node"], message["devices"], message["victims"]),
@@ -71,6 +71,7 @@ impl FaultyCluster {
             let names: Vec<String> = names.map(str::to_owned).collect();
             if is_late {
                 self.judge_landing(&format!("the reservation of {}", name(pod)));
+                self.note_late_reservation(shown.clone(), name(pod));
             }
             for victim in &names {
                 let (reservation, preemptor) = (shown.clone(), name(pod));
