@@ -18,6 +18,14 @@ impl Samples {
         Self(one.0.iter().chain(&other.0).copied().collect())
     }
 
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn longer_than(&self, time: Duration) -> usize {
+        self.0.iter().filter(|took| **took > time).count()
+    }
+
     /// In microseconds.
     pub fn longest(&self) -> f64 {
         self.0.iter().max().map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 /// Twice as often as kube-scheduler places a pod on thousands of nodes. Each is about another pod.
 const EVERY: Duration = Duration::from_millis(5);
+const HELD_UP: Duration = Duration::from_millis(10);
+
+pub const HEADING: &str = "| what happens | for | filter p50 | p99 | longest, above 10 ms | the same beside nothing |\n|---|---|---|---|---|---|";
 
 pub struct Asking<'a> {
     pub cluster: &'a BenchCluster,
@@ -43,17 +46,26 @@ impl<'a> Asking<'a> {
         samples
     }
 
-    /// Prints a row: what happens, what it took, and what filters took meanwhile.
+    /// Prints a row: what happens, what it took, and what filters took meanwhile and while nothing happened for as long after it.
     pub fn row<R>(&self, what: &str, happens: impl FnOnce() -> R) -> R {
         let started = Instant::now();
         let (result, samples) = self.during(happens);
+        let took = started.elapsed();
+        let ((), beside_nothing) = self.during(|| std::thread::sleep(took));
         println!(
-            "| {what} | {:.1} s | {:.2} ms | {:.2} ms | {:.1} ms |",
-            started.elapsed().as_secs_f64(),
+            "| {what} | {:.1} s | {:.2} ms | {:.2} ms | {} | {} |",
+            took.as_secs_f64(),
             samples.percentile(50) / 1e3,
             samples.percentile(99) / 1e3,
-            samples.longest() / 1e3,
+            slowest(&samples),
+            slowest(&beside_nothing),
         );
         result
     }
+}
+
+/// The longest, and how many took longer than a page may hold a filter up.
+fn slowest(samples: &Samples) -> String {
+    let held_up = samples.longer_than(HELD_UP);
+    format!("{:.1} ms, {held_up} of {}", samples.longest() / 1e3, samples.count())
 }

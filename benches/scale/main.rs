@@ -1,9 +1,10 @@
 //! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]]`, by default 65,000 and 1,000,000.
 //!
 //! An API server's stand-in lists them (`api_server`), so that memory is that of a replica in a cluster. Printed are: memory, with
-//! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from leadership; and what a filter
-//! about one node takes at most while something else happens: nothing, a scrape, each operator's page, a change of policy,
-//! reports of agents. `cargo bench --bench verbs` has requests about all nodes, beside their floor.
+//! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from
+//! leadership; and what a filter about one node takes at most while something else happens: nothing, a scrape, each operator's
+//! page, a change of policy, reports of agents. Beside each is what it takes while nothing happens for as long: a shared machine
+//! holds requests up by itself. `cargo bench --bench verbs` has requests about all nodes, beside their floor.
 
 mod api_server;
 #[path = "../common/cluster.rs"]
@@ -60,7 +61,7 @@ fn main() {
     memory(&replica, empty, nodes, pods);
     let cluster = BenchCluster::new(nodes, 0);
     let asking = Asking::new(&cluster, &replica.process.addresses[0]);
-    println!("\n| what happens | for | filter p50 | p99 | longest |\n|---|---|---|---|---|");
+    println!("\n{}", filters::HEADING);
     asking.row("nothing", || std::thread::sleep(QUIET));
     report_once(&replica, &asking);
     pages(&replica, &asking);
@@ -169,7 +170,7 @@ fn report_once(replica: &Replica, asking: &Asking<'_>) {
         1.0 / REPORTS_PER_AGENT,
         cost * asking.cluster.nodes() as f64 * REPORTS_PER_AGENT
     );
-    println!("| what happens | for | filter p50 | p99 | longest |\n|---|---|---|---|---|");
+    println!("{}", filters::HEADING);
 }
 
 fn post_all(connection: &mut KeptConnection, reports: &[Vec<u8>]) {
