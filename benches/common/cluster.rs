@@ -41,15 +41,16 @@ impl BenchCluster {
         let (node, resident) = (self.node_template(), self.resident_template());
         out.write_all(br#"{"apiVersion":"v1","kind":"List","items":["#)?;
         for place in 0..self.nodes {
+            out.write_all(if place == 0 { b"" } else { b"," })?;
             self.write_node(&node, place, out)?;
-            out.write_all(b",")?;
         }
         for place in 0..self.resident() {
-            self.write_resident(&resident, place, out)?;
             out.write_all(b",")?;
+            self.write_resident(&resident, place, out)?;
         }
-        let waiting = (0..self.waiting).map(|i| pod(&waiting_name(i), 1 + i as u64 % 2).to_string());
-        out.write_all(waiting.collect::<Vec<_>>().join(",").as_bytes())?;
+        for i in 0..self.waiting {
+            write!(out, ",{}", pod(&waiting_name(i), 1 + i as u64 % 2))?;
+        }
         out.write_all(b"]}")
     }
 

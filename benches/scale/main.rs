@@ -66,6 +66,7 @@ fn main() {
     report_once(&replica, &asking);
     pages(&replica, &asking);
     policy_changes(&replica, &asking);
+    lock_waits(&replica);
     println!("\nat most resident: {} MiB", replica.process.peak_mib());
     fail_over(&replica);
     println!("at most resident, after a fail-over: {} MiB", replica.process.peak_mib());
@@ -195,6 +196,23 @@ fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
             until(|| in_force(replica) != before);
         });
     }
+}
+
+/// The service's own measure: what of the time of all these filters was the ledger's lock.
+fn lock_waits(replica: &Replica) {
+    let page = get(&replica.process.addresses[2], "/metrics");
+    let count = |series: &str| -> u64 {
+        let of_this = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        of_this.and_then(|count| count.parse().ok()).expect("the page counts them")
+    };
+    let all = count("stowage_ledger_lock_wait_seconds_count");
+    let most =
+        |bound: &str| all - count(&format!("stowage_ledger_lock_wait_seconds_bucket{{le=\"{bound}\"}}"));
+    println!(
+        "\nof {all} filters {} waited for the ledger's lock for longer than 2 ms, {} for longer than 10 ms",
+        most("0.002"),
+        most("0.01")
+    );
 }
 
 /// Every change concerns every pod and every node.
