@@ -30,10 +30,18 @@ pub fn listed<N: fmt::Display>(names: impl IntoIterator<Item = N>) -> String {
 macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $what:literal) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Debug, Clone, Eq, PartialOrd, Ord, Hash, Serialize)]
         #[derive(schemars::JsonSchema)]
+        #[expect(clippy::derived_hash_with_manual_eq, reason = "names are equal if their texts are")]
         #[schemars(with = "String")]
         pub struct $type(Arc<str>);
+
+        /// Equal names mostly share their text, which is not read then.
+        impl PartialEq for $type {
+            fn eq(&self, other: &Self) -> bool {
+                Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+            }
+        }
 
         impl $type {
             pub fn parse(text: &str) -> Result<Self, InvalidName> {

@@ -24,8 +24,8 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const FLUSH_BYTES: usize = 256 << 10;
 /// How often the recorder looks whether there is something to do.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// It sleeps for so long when the queue is empty. The queue has room for more than a hundred thousand entries a second.
-const IDLE: Duration = Duration::from_millis(10);
+/// It sleeps for so long when the queue is empty. The queue has room for more than three hundred thousand entries a second.
+const IDLE: Duration = Duration::from_millis(50);
 /// A segment lasts for this long, or this many times as long as its checkpoint took, whichever is more.
 const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
 /// The same for the time between two checkpoints if entries were dropped or are many.
