@@ -38,6 +38,9 @@ pub struct FaultTally {
     pub by_proxy: u64,
     /// Bindings and reservations that landed while another leader acted.
     pub landed_late: u64,
+    /// The reservations among them, and how many of these the leader that acted wrote about.
+    pub late_reservations: u64,
+    pub late_answered: u64,
     /// Conflicts that the audits of the replicas found, each for itself, and pods they evicted to end one.
     pub reported: u64,
     pub remedied: u64,
@@ -77,6 +80,8 @@ impl AddAssign for FaultTally {
         self.beside_left_over += other.beside_left_over;
         self.by_proxy += other.by_proxy;
         self.landed_late += other.landed_late;
+        self.late_reservations += other.late_reservations;
+        self.late_answered += other.late_answered;
         self.reported += other.reported;
         self.remedied += other.remedied;
         other.answers.into_iter().for_each(|(verb, count)| *self.answers.entry(verb).or_default() += count);
@@ -115,9 +120,14 @@ impl fmt::Display for FaultTally {
         )?;
         writeln!(
             f,
-            "by a proxy, which breaks the write times: {} Bindings and reservations landed while another leader acted, {} GPUs \
-             overallocated, {} conflicts reported, {} pods evicted to end one",
-            self.landed_late, self.by_proxy, self.reported, self.remedied
+            "by a proxy, which breaks the write times: {} Bindings and reservations landed while another leader acted, which wrote \
+             about {} of {} such reservations, {} GPUs overallocated, {} conflicts reported, {} pods evicted to end one",
+            self.landed_late,
+            self.late_answered,
+            self.late_reservations,
+            self.by_proxy,
+            self.reported,
+            self.remedied
         )?;
         let faults: Vec<String> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
         write!(f, "{} faults: {}", self.faults_in_all(), faults.join(", "))

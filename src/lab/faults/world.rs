@@ -31,7 +31,7 @@ use crate::service::Service;
 use agents::NodeAgent;
 use binding_writes::BindingWrites;
 use budgets::Budget;
-use late_reservations::{EndsAskedFor, LateReservation};
+use late_reservations::{LateReservation, ReservationWrites};
 use parking_lot::Mutex;
 use pods::RecreatedPod;
 use serde_json::{Value, json};
@@ -145,11 +145,12 @@ pub struct FaultyCluster {
     twice: BTreeSet<String>,
     victims: Victims,
     late_reservations: Vec<LateReservation>,
-    ends_asked_for: Arc<EndsAskedFor>,
+    reservation_writes: Arc<ReservationWrites>,
     /// Until when a replica may not be shown what happens to pods.
     hidden: BTreeMap<String, Instant>,
     /// The API server's version up to which pods' writes have been looked at.
     looked_at: u64,
+    last_look: Instant,
     /// By UID, when each pod was found to be gone.
     gone_at: BTreeMap<String, Instant>,
     /// Which replica acted at the last look.
@@ -214,9 +215,10 @@ impl FaultyCluster {
             twice: BTreeSet::new(),
             victims: Victims::default(),
             late_reservations: Vec::new(),
-            ends_asked_for: Arc::default(),
+            reservation_writes: Arc::default(),
             hidden: BTreeMap::new(),
             looked_at: 0,
+            last_look: began,
             gone_at: BTreeMap::new(),
             acted: None,
             claims: Vec::new(),

@@ -56,6 +56,11 @@ impl BindingWrites {
         self.asked.lock().keys().map(|(_, uid)| uid.clone()).collect()
     }
 
+    /// Whether a Binding of the pod is asked for or being written.
+    pub fn concern(&self, uid: &str) -> bool {
+        [&self.asked, &self.written].iter().any(|counts| counts.lock().keys().any(|(_, of)| of == uid))
+    }
+
     /// The node to which the pod was to be bound last.
     pub fn node_of(&self, uid: &str) -> Option<String> {
         self.nodes.lock().get(uid).cloned()

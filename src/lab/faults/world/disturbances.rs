@@ -1,7 +1,7 @@
 //! What happens to the replicas' connections, clocks and leadership, drawn by the seed.
 
 use super::budgets::is_guarded;
-use super::late_reservations::WATCH_ENDS;
+use super::late_reservations::{BEGINS_AGAIN, SILENT_FOR};
 use super::*;
 
 impl FaultyCluster {
@@ -94,12 +94,17 @@ impl FaultyCluster {
                 connections.hold_watches_back(&client, kind);
                 self.resumes.push((Instant::now() + lasts, client.clone(), kind));
             }
-            // It is noticed when the server would have ended it, which is a minute at most.
+            // It is noticed a little after the server would have ended it, which is a minute at most.
             FaultKind::SilentWatch => connections.silence_watches(&client, kind),
             _ => connections.end_watches(&client, kind),
         }
         if kind == "pods" {
-            self.hide_pods_from(&client, if fault == FaultKind::SilentWatch { WATCH_ENDS } else { lasts });
+            let hidden = match fault {
+                FaultKind::WatchLag => lasts,
+                FaultKind::SilentWatch => SILENT_FOR,
+                _ => BEGINS_AGAIN,
+            };
+            self.hide_pods_from(&client, hidden);
         }
         self.say(format!("{fault}: {kind} of {client}"));
     }

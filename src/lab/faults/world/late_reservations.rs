@@ -1,5 +1,5 @@
 //! Reservations that landed while another leader acted than the one that made them, as only a proxy lets them. The leader that acts
-//! did not check them: it takes over none, and asks the API server for the end of each.
+//! did not check them: it takes over none, and writes what stands instead, which is the end or a reservation of its own.
 
 use super::super::oracle::reservation;
 use super::terms::ActingTerm;
@@ -10,19 +10,26 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 
-/// A leader that is shown such a reservation asks for its end within this time: writes about other pods, a plan, or a list that is read
+/// A leader whose watch shows such a reservation writes within this time: writes about other pods, a plan, or a list that is read
 /// again may come first.
-const ASKED_WITHIN: Duration = Duration::from_secs(30);
-/// The leader may be shown it before the oracle looks.
-const LOOKS_APART: Duration = Duration::from_secs(5);
-/// A silent watch is noticed after a minute.
-pub const WATCH_ENDS: Duration = Duration::from_secs(60);
+const WRITES_WITHIN: Duration = Duration::from_secs(30);
+/// A client's watch that is silent is begun anew after this.
+pub const SILENT_FOR: Duration = Duration::from_secs(65);
+/// After its end a watch is begun anew, with a list where that is needed.
+pub const BEGINS_AGAIN: Duration = Duration::from_secs(5);
+/// A reservation that is shown of a pod counts for nothing while a Binding of it may be written, and is looked at now and then.
+const LOOKED_AT: Duration = Duration::from_secs(10);
 
-/// Who asked for the end of a pod's reservation, and when last, whatever came of it: by the replica's client and the pod's name.
+/// What replicas write of reservations, whatever comes of it.
 #[derive(Default)]
-pub struct EndsAskedFor(Mutex<BTreeMap<(String, String), Instant>>);
+pub struct ReservationWrites {
+    /// When last, by the replica's client and the pod's UID.
+    at: Mutex<BTreeMap<(String, String), Instant>>,
+    /// The reservations that each made.
+    made: Mutex<BTreeSet<(String, ShownReservation)>>,
+}
 
-impl EndsAskedFor {
+impl ReservationWrites {
     /// The API server as a replica sees it, watched.
     pub fn watching(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
         let (this, client) = (self.clone(), client.to_owned());
@@ -33,41 +40,47 @@ impl EndsAskedFor {
     }
 
     async fn pass(&self, client: String, request: Request, next: Next) -> Response {
-        let Some(pod) = pod_of_status(request.uri().path()).map(str::to_owned) else {
+        let path = request.uri().path();
+        if !path.contains("/pods/") || !path.ends_with("/status") {
             return next.run(request).await;
-        };
+        }
         let (head, body) = request.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
-        if ends_reservation(&bytes) {
-            self.0.lock().insert((client, pod), Instant::now());
-        }
+        self.note(client, &serde_json::from_slice(&bytes).unwrap_or_default());
         next.run(Request::from_parts(head, Body::from(bytes))).await
     }
 
-    fn has_since(&self, client: &str, pod: &str, since: Instant) -> bool {
-        let asked = self.0.lock().get(&(client.to_owned(), pod.to_owned())).copied();
-        asked.is_some_and(|at| at + LOOKS_APART >= since)
+    fn note(&self, client: String, patch: &Value) {
+        let mut conditions = patch["status"]["conditions"].as_array().into_iter().flatten();
+        if !conditions.any(|one| one["type"] == "stowage.dev/Reserved") {
+            return;
+        }
+        if let Some(message) = reservation(patch) {
+            self.made.lock().insert((client.clone(), ShownReservation::new(patch, &message)));
+        }
+        let uid = patch["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        self.at.lock().insert((client, uid), Instant::now());
+    }
+
+    fn has_since(&self, client: &str, uid: &str, since: Instant) -> bool {
+        let at = self.at.lock().get(&(client.to_owned(), uid.to_owned())).copied();
+        at.is_some_and(|at| at >= since)
+    }
+
+    /// Whether the replica decided the same itself.
+    fn has_made(&self, client: &str, like: &ShownReservation) -> bool {
+        self.made.lock().iter().any(|(by, made)| by == client && made.is_like(like))
     }
 }
 
-fn pod_of_status(path: &str) -> Option<&str> {
-    let (_, pod) = path.strip_suffix("/status")?.split_once("/pods/")?;
-    Some(pod)
-}
-
-fn ends_reservation(patch: &[u8]) -> bool {
-    let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
-    let mut conditions = patch["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.any(|one| one["type"] == "stowage.dev/Reserved" && one["status"] == "False")
-}
-
-/// One of which the leader has not asked for the end.
+/// One about which the leader has not written.
 pub struct LateReservation {
     reservation: ShownReservation,
     pod: String,
-    /// In which it landed.
+    /// In which it landed, after this.
     term: ActingTerm,
-    /// Since when the leader can have been shown it.
+    landed: Instant,
+    /// Since when the leader can have been shown it, and may write.
     since: Instant,
 }
 
@@ -80,7 +93,9 @@ impl FaultyCluster {
 
     pub(super) fn note_late_reservation(&mut self, reservation: ShownReservation, pod: String) {
         let Some(term) = self.acting_term() else { return };
-        self.late_reservations.push(LateReservation { reservation, pod, term, since: Instant::now() });
+        self.tally.late_reservations += 1;
+        let (landed, since) = (self.last_look, Instant::now());
+        self.late_reservations.push(LateReservation { reservation, pod, term, landed, since });
     }
 
     pub(super) fn judge_late_reservations(&mut self, pods: &[Arc<Value>]) {
@@ -88,25 +103,34 @@ impl FaultyCluster {
             return;
         }
         let acts = self.acting_term();
+        // Of one that is being deleted the leader keeps nothing, and writes nothing.
+        let staying = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
         let shown: BTreeSet<ShownReservation> =
-            pods.iter().filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
-        let now = Instant::now();
-        let (hidden, asked) = (&self.hidden, &self.ends_asked_for);
-        self.late_reservations.retain_mut(|late| {
-            if hidden.get(late.term.client()).is_some_and(|until| *until > now) {
-                late.since = now;
+            staying.filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
+        let (now, settles) = (Instant::now(), self.times.latest_landing() + LOOKED_AT);
+        let mut late_reservations = std::mem::take(&mut self.late_reservations);
+        late_reservations.retain_mut(|late| {
+            let (client, uid) = (late.term.client(), late.reservation.uid());
+            if self.reservation_writes.has_since(client, uid, late.landed) {
+                self.tally.late_answered += 1;
+                return false;
+            }
+            if self.hidden.get(client).is_some_and(|until| *until > now) {
+                late.since = late.since.max(now);
+            }
+            if self.binding_writes.concern(uid) {
+                late.since = now + settles;
             }
             acts.as_ref() == Some(&late.term)
                 && shown.contains(&late.reservation)
-                && !asked.has_since(late.term.client(), &late.pod, late.since)
+                && !self.reservation_writes.has_made(client, &late.reservation)
         });
-        let stands = |late: &&LateReservation| late.since.elapsed() > ASKED_WITHIN;
-        let standing: Vec<String> =
-            self.late_reservations.iter().filter(stands).map(|late| late.pod.clone()).collect();
-        for pod in standing {
+        for late in late_reservations.iter().filter(|late| late.since.elapsed() > WRITES_WITHIN) {
+            let pod = &late.pod;
             self.break_with(format!(
                 "{pod} shows a reservation of an earlier leader, and this one does not end it"
             ));
         }
+        self.late_reservations = late_reservations;
     }
 }

@@ -35,6 +35,7 @@ impl FaultyCluster {
         }
         self.judge(&pods);
         self.note_term();
+        self.last_look = Instant::now();
         self.tally.steps += 1;
     }
 

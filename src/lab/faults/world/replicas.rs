@@ -43,7 +43,7 @@ impl FaultyCluster {
             None => self.api.router(),
         };
         let server = self.binding_writes.watching(&client, server);
-        let server = self.ends_asked_for.watching(&client, server);
+        let server = self.reservation_writes.watching(&client, server);
         let connection = self.api.client_in_process_by(&client, self.times, server);
         let (control_plane, tasks) =
             kubernetes::start(connection, service.clone(), options, shutdown.clone());

@@ -46,7 +46,11 @@ impl ShownReservation {
         }
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    pub fn is_like(&self, other: &Self) -> bool {
         (&self.uid, &self.place_and_victims) == (&other.uid, &other.place_and_victims)
     }
 }
