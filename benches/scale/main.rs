@@ -210,8 +210,8 @@ fn lock_waits(replica: &Replica) {
         |bound: &str| all - count(&format!("stowage_ledger_lock_wait_seconds_bucket{{le=\"{bound}\"}}"));
     println!(
         "\nof {all} filters {} waited for the ledger's lock for longer than 2 ms, {} for longer than 10 ms",
-        most("0.002"),
-        most("0.01")
+        longer_than("0.002"),
+        longer_than("0.01")
     );
 }
 

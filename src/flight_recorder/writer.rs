@@ -18,13 +18,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// A crash loses no more than this, and a frame of a quiet cluster is worth compressing.
+/// A crash loses little more than this, and a frame of a quiet cluster is worth compressing.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// Text that is flushed before that.
 const FLUSH_BYTES: usize = 256 << 10;
 /// How often the recorder looks whether there is something to do.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// It sleeps for so long when the queue is empty. The queue has room for more than three hundred thousand entries a second.
+/// It sleeps for so long when the queue is empty; the queue has room for sixteen thousand entries in this time.
 const IDLE: Duration = Duration::from_millis(50);
 /// A segment lasts for this long, or this many times as long as its checkpoint took, whichever is more.
 const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
