@@ -206,7 +206,7 @@ fn lock_waits(replica: &Replica) {
         of_this.and_then(|count| count.parse().ok()).expect("the page counts them")
     };
     let all = count("stowage_ledger_lock_wait_seconds_count");
-    let most =
+    let longer_than =
         |bound: &str| all - count(&format!("stowage_ledger_lock_wait_seconds_bucket{{le=\"{bound}\"}}"));
     println!(
         "\nof {all} filters {} waited for the ledger's lock for longer than 2 ms, {} for longer than 10 ms",
