@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Twice as often as kube-scheduler places a pod on thousands of nodes. Each is about another pod.
 const EVERY: Duration = Duration::from_millis(5);
+/// A page may hold a filter up for so long.
 const HELD_UP: Duration = Duration::from_millis(10);
 
 pub const HEADING: &str = "| what happens | for | filter p50 | p99 | longest, above 10 ms | the same beside nothing |\n|---|---|---|---|---|---|";

@@ -9,6 +9,7 @@ mod nodes;
 mod observations;
 mod pods;
 mod quiet;
+mod replica_writes;
 mod replicas;
 mod scheduling;
 mod terms;
@@ -29,11 +30,11 @@ use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use agents::NodeAgent;
-use binding_writes::BindingWrites;
 use budgets::Budget;
-use late_reservations::{LateReservation, ReservationWrites};
+use late_reservations::LateReservations;
 use parking_lot::Mutex;
 use pods::RecreatedPod;
+use replica_writes::ReplicaWrites;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -144,10 +145,7 @@ pub struct FaultyCluster {
     seen_holds: BTreeSet<(String, Vec<String>)>,
     twice: BTreeSet<String>,
     victims: Victims,
-    late_reservations: Vec<LateReservation>,
-    reservation_writes: Arc<ReservationWrites>,
-    /// Until when a replica may not be shown what happens to pods.
-    hidden: BTreeMap<String, Instant>,
+    late_reservations: LateReservations,
     /// The API server's version up to which pods' writes have been looked at.
     looked_at: u64,
     last_look: Instant,
@@ -156,7 +154,7 @@ pub struct FaultyCluster {
     /// Which replica acted at the last look.
     acted: Option<ActingTerm>,
     claims: Vec<BoundClaim>,
-    binding_writes: Arc<BindingWrites>,
+    writes: Arc<ReplicaWrites>,
     recreated: VecDeque<RecreatedPod>,
     tally: FaultTally,
     lines: Vec<String>,
@@ -214,15 +212,13 @@ impl FaultyCluster {
             seen_holds: BTreeSet::new(),
             twice: BTreeSet::new(),
             victims: Victims::default(),
-            late_reservations: Vec::new(),
-            reservation_writes: Arc::default(),
-            hidden: BTreeMap::new(),
+            late_reservations: LateReservations::default(),
             looked_at: 0,
             last_look: began,
             gone_at: BTreeMap::new(),
             acted: None,
             claims: Vec::new(),
-            binding_writes: Arc::default(),
+            writes: Arc::default(),
             recreated: VecDeque::new(),
             tally: FaultTally::default(),
             lines: Vec::new(),

@@ -2,10 +2,6 @@
 //! pod at a time, in a settling loop.
 
 use super::*;
-use axum::body::{Body, to_bytes};
-use axum::extract::Request;
-use axum::middleware::{Next, from_fn};
-use axum::response::Response;
 
 /// By the replica's client and the pod's UID.
 type WriteKey = (String, String);
@@ -71,34 +67,19 @@ impl BindingWrites {
         std::mem::take(&mut self.too_many.lock())
     }
 
-    /// The API server as a replica sees it, watched.
-    pub fn watching(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
-        let (this, client) = (self.clone(), client.to_owned());
-        server.layer(from_fn(move |request: Request, next: Next| {
-            let (this, client) = (this.clone(), client.clone());
-            async move { this.pass(client, request, next).await }
-        }))
-    }
-
-    async fn pass(&self, client: String, request: Request, next: Next) -> Response {
-        if !request.uri().path().ends_with("/binding") {
-            return next.run(request).await;
-        }
-        let (head, body) = request.into_parts();
-        let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
-        let binding: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    /// A replica writes a Binding, until it is answered.
+    pub fn begin(&self, client: &str, binding: &Value) -> Counted<'_> {
         let uid = binding["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        let key = (client, uid);
-        let _written = Counted::new(&self.written, key.clone());
+        let key = (client.to_owned(), uid);
+        let being_written = Counted::new(&self.written, key.clone());
         let count = |counts: &Mutex<BTreeMap<WriteKey, usize>>| counts.lock().get(&key).copied().unwrap_or(0);
         let (written, asked) = (count(&self.written), count(&self.asked));
         if written > asked + 1 {
             let name = binding["metadata"]["name"].as_str().unwrap_or_default();
             self.too_many.lock().push(format!(
-                "{} writes {written} Bindings of {name} at once, and is asked for {asked}",
-                key.0
+                "{client} writes {written} Bindings of {name} at once, and is asked for {asked}"
             ));
         }
-        next.run(Request::from_parts(head, Body::from(bytes))).await
+        being_written
     }
 }

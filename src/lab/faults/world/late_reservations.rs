@@ -5,10 +5,6 @@ use super::super::oracle::reservation;
 use super::terms::ActingTerm;
 use super::victims::ShownReservation;
 use super::*;
-use axum::body::{Body, to_bytes};
-use axum::extract::Request;
-use axum::middleware::{Next, from_fn};
-use axum::response::Response;
 
 /// A leader whose watch shows such a reservation writes within this time: writes about other pods, a plan, or a list that is read
 /// again may come first.
@@ -30,36 +26,16 @@ pub struct ReservationWrites {
 }
 
 impl ReservationWrites {
-    /// The API server as a replica sees it, watched.
-    pub fn watching(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
-        let (this, client) = (self.clone(), client.to_owned());
-        server.layer(from_fn(move |request: Request, next: Next| {
-            let (this, client) = (this.clone(), client.clone());
-            async move { this.pass(client, request, next).await }
-        }))
-    }
-
-    async fn pass(&self, client: String, request: Request, next: Next) -> Response {
-        let path = request.uri().path();
-        if !path.contains("/pods/") || !path.ends_with("/status") {
-            return next.run(request).await;
-        }
-        let (head, body) = request.into_parts();
-        let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
-        self.note(client, &serde_json::from_slice(&bytes).unwrap_or_default());
-        next.run(Request::from_parts(head, Body::from(bytes))).await
-    }
-
-    fn note(&self, client: String, patch: &Value) {
+    pub fn note(&self, client: &str, patch: &Value) {
         let mut conditions = patch["status"]["conditions"].as_array().into_iter().flatten();
         if !conditions.any(|one| one["type"] == "stowage.dev/Reserved") {
             return;
         }
         if let Some(message) = reservation(patch) {
-            self.made.lock().insert((client.clone(), ShownReservation::new(patch, &message)));
+            self.made.lock().insert((client.to_owned(), ShownReservation::new(patch, &message)));
         }
         let uid = patch["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        self.at.lock().insert((client, uid), Instant::now());
+        self.at.lock().insert((client.to_owned(), uid), Instant::now());
     }
 
     fn has_since(&self, client: &str, uid: &str, since: Instant) -> bool {
@@ -73,13 +49,21 @@ impl ReservationWrites {
     }
 }
 
-/// One about which the leader has not written.
-pub struct LateReservation {
+/// Those about which the leader has not written.
+#[derive(Default)]
+pub struct LateReservations {
+    standing: Vec<LateReservation>,
+    /// Until when a replica may not be shown what happens to pods.
+    hidden: BTreeMap<String, Instant>,
+}
+
+struct LateReservation {
     reservation: ShownReservation,
     pod: String,
-    /// In which it landed, after this.
+    /// In which it landed.
     term: ActingTerm,
-    landed: Instant,
+    /// It landed after this.
+    looked: Instant,
     /// Since when the leader can have been shown it, and may write.
     since: Instant,
 }
@@ -87,19 +71,19 @@ pub struct LateReservation {
 impl FaultyCluster {
     /// The replica may not be shown what happens to pods for so long.
     pub(super) fn hide_pods_from(&mut self, client: &str, lasts: Duration) {
-        let until = self.hidden.entry(client.to_owned()).or_insert_with(Instant::now);
+        let until = self.late_reservations.hidden.entry(client.to_owned()).or_insert_with(Instant::now);
         *until = (*until).max(Instant::now() + lasts);
     }
 
     pub(super) fn note_late_reservation(&mut self, reservation: ShownReservation, pod: String) {
         let Some(term) = self.acting_term() else { return };
         self.tally.late_reservations += 1;
-        let (landed, since) = (self.last_look, Instant::now());
-        self.late_reservations.push(LateReservation { reservation, pod, term, landed, since });
+        let (looked, since) = (self.last_look, Instant::now());
+        self.late_reservations.standing.push(LateReservation { reservation, pod, term, looked, since });
     }
 
     pub(super) fn judge_late_reservations(&mut self, pods: &[Arc<Value>]) {
-        if self.late_reservations.is_empty() {
+        if self.late_reservations.standing.is_empty() {
             return;
         }
         let acts = self.acting_term();
@@ -108,29 +92,29 @@ impl FaultyCluster {
         let shown: BTreeSet<ShownReservation> =
             staying.filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
         let (now, settles) = (Instant::now(), self.times.latest_landing() + LOOKED_AT);
-        let mut late_reservations = std::mem::take(&mut self.late_reservations);
-        late_reservations.retain_mut(|late| {
+        let LateReservations { mut standing, hidden } = std::mem::take(&mut self.late_reservations);
+        standing.retain_mut(|late| {
             let (client, uid) = (late.term.client(), late.reservation.uid());
-            if self.reservation_writes.has_since(client, uid, late.landed) {
+            if self.writes.reservations.has_since(client, uid, late.looked) {
                 self.tally.late_answered += 1;
                 return false;
             }
-            if self.hidden.get(client).is_some_and(|until| *until > now) {
+            if hidden.get(client).is_some_and(|until| *until > now) {
                 late.since = late.since.max(now);
             }
-            if self.binding_writes.concern(uid) {
+            if self.writes.bindings.concern(uid) {
                 late.since = now + settles;
             }
             acts.as_ref() == Some(&late.term)
                 && shown.contains(&late.reservation)
-                && !self.reservation_writes.has_made(client, &late.reservation)
+                && !self.writes.reservations.has_made(client, &late.reservation)
         });
-        for late in late_reservations.iter().filter(|late| late.since.elapsed() > WRITES_WITHIN) {
+        for late in standing.iter().filter(|late| late.since.elapsed() > WRITES_WITHIN) {
             let pod = &late.pod;
             self.break_with(format!(
                 "{pod} shows a reservation of an earlier leader, and this one does not end it"
             ));
         }
-        self.late_reservations = late_reservations;
+        self.late_reservations = LateReservations { standing, hidden };
     }
 }

@@ -53,7 +53,7 @@ impl FaultyCluster {
     fn overhear(&mut self) {
         let overheard = std::mem::take(&mut *self.overheard.lock());
         self.lines.extend(overheard.lines);
-        for broken in overheard.broken.into_iter().chain(self.binding_writes.take_too_many()) {
+        for broken in overheard.broken.into_iter().chain(self.writes.bindings.take_too_many()) {
             self.break_with(broken);
         }
         for (verb, count) in overheard.answers {

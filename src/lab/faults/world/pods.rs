@@ -130,14 +130,14 @@ impl FaultyCluster {
             0 => self.create_pod(&name, None),
             _ => _ = self.api.create("pods", template(&before)).expect("its name is free"),
         }
-        let node = self.binding_writes.node_of(before["metadata"]["uid"].as_str().unwrap_or_default());
+        let node = self.writes.bindings.node_of(before["metadata"]["uid"].as_str().unwrap_or_default());
         let node = node.filter(|_| self.dice.below(2) == 0);
         self.recreated.push_back(RecreatedPod { pod: name, node, at: Instant::now() });
     }
 
     /// Often it is one that kube-scheduler is just binding.
     fn one_to_recreate(&mut self) -> Option<String> {
-        let asked = if self.dice.below(2) == 0 { self.binding_writes.asked_for() } else { BTreeSet::new() };
+        let asked = if self.dice.below(2) == 0 { self.writes.bindings.asked_for() } else { BTreeSet::new() };
         let is_alone = |pod: &Value| pod["metadata"]["finalizers"].is_null() && !is_of_group(pod);
         let one = self.one_of(|pod| {
             is_alone(pod) && asked.contains(pod["metadata"]["uid"].as_str().unwrap_or_default())

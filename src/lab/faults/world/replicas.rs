@@ -42,8 +42,7 @@ impl FaultyCluster {
             Some(bug) => bug.between(self.api.router()),
             None => self.api.router(),
         };
-        let server = self.binding_writes.watching(&client, server);
-        let server = self.reservation_writes.watching(&client, server);
+        let server = self.writes.watching(&client, server);
         let connection = self.api.client_in_process_by(&client, self.times, server);
         let (control_plane, tasks) =
             kubernetes::start(connection, service.clone(), options, shutdown.clone());

@@ -17,7 +17,7 @@ struct SchedulingRequest {
     pod: Arc<Value>,
     nodes: Vec<String>,
     overheard: Arc<Mutex<Overheard>>,
-    binding_writes: Arc<BindingWrites>,
+    writes: Arc<ReplicaWrites>,
 }
 
 impl FaultyCluster {
@@ -73,7 +73,7 @@ impl FaultyCluster {
             pod,
             nodes: self.node_names(),
             overheard: self.overheard.clone(),
-            binding_writes: self.binding_writes.clone(),
+            writes: self.writes.clone(),
         })
     }
 }
@@ -156,7 +156,7 @@ impl SchedulingRequest {
         let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
         let asked =
             json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
-        let is_asked = self.binding_writes.ask(&self.client, uid, node);
+        let is_asked = self.writes.bindings.ask(&self.client, uid, node);
         let answer = self.ask("bind", &asked).await;
         drop(is_asked);
         if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {

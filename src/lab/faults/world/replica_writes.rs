@@ -1,0 +1,43 @@
+//! What replicas write, as the API server's side of their connections sees it, whatever comes of it.
+
+use super::binding_writes::BindingWrites;
+use super::late_reservations::ReservationWrites;
+use super::*;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+
+#[derive(Default)]
+pub struct ReplicaWrites {
+    pub bindings: BindingWrites,
+    pub reservations: ReservationWrites,
+}
+
+impl ReplicaWrites {
+    /// The API server as a replica sees it, watched.
+    pub fn watching(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
+        let (this, client) = (self.clone(), client.to_owned());
+        server.layer(from_fn(move |request: Request, next: Next| {
+            let (this, client) = (this.clone(), client.clone());
+            async move { this.pass(&client, request, next).await }
+        }))
+    }
+
+    async fn pass(&self, client: &str, request: Request, next: Next) -> Response {
+        let path = request.uri().path();
+        let is_binding = path.ends_with("/binding");
+        let is_pod_status = path.contains("/pods/") && path.ends_with("/status");
+        if !(is_binding || is_pod_status) {
+            return next.run(request).await;
+        }
+        let (head, body) = request.into_parts();
+        let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
+        let written: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let _until_answered = is_binding.then(|| self.bindings.begin(client, &written));
+        if is_pod_status {
+            self.reservations.note(client, &written);
+        }
+        next.run(Request::from_parts(head, Body::from(bytes))).await
+    }
+}
