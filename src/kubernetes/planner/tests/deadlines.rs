@@ -240,3 +240,29 @@ async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_a
     answer.send(()).unwrap();
     assert_eq!(bench.settle().await, ["serving: end hold", "serving: hold n"]);
 }
+
+#[tokio::test]
+async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_as_it_lasts() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    let show = || write("serving", StatusChange::default(), StatusPurpose::ShowReservation);
+    *bench.recorder.deaf.lock() = true;
+    bench.planner.writes.add(show());
+    assert_eq!(bench.settle().await, ["serving: hold n"], "and nobody answers");
+    assert_eq!(bench.tick().await, Vec::<String>::new(), "not at once");
+    *bench.recorder.deaf.lock() = false;
+    bench.pass(1);
+    assert_eq!(bench.tick().await, ["serving: hold n"]);
+    bench.pass(20);
+    assert_eq!(bench.tick().await, Vec::<String>::new(), "it is written");
+
+    *bench.recorder.deaf.lock() = true;
+    bench.planner.writes.add(show());
+    bench.settle().await;
+    *bench.recorder.deaf.lock() = false;
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.pass(1);
+    assert_eq!(bench.tick().await, Vec::<String>::new(), "it has ended");
+}
