@@ -67,6 +67,8 @@ pub struct Planner {
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     /// Pods that show a reservation that has ended, and when that is written again.
     showing_ended: BTreeMap<PodUid, RetryState>,
+    /// Reservations that may be covered by the end of an earlier one, and could not be shown again.
+    showing_again: BTreeMap<PodUid, (PodKey, RetryState)>,
     said: BTreeMap<PodUid, ToldReason>,
     /// The pod up to which recorded wait reasons have been checked.
     said_after: Option<PodUid>,
@@ -93,6 +95,7 @@ impl Planner {
             progress_of: BTreeMap::new(),
             orphaned_members: BTreeMap::new(),
             showing_ended: BTreeMap::new(),
+            showing_again: BTreeMap::new(),
             said: BTreeMap::new(),
             said_after: None,
             pressure: PressureWatch::default(),
@@ -109,6 +112,7 @@ impl Planner {
     /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self, now: Moment) {
         self.end_again(now);
+        self.show_again(now);
         // In shadow mode no pod is placed, and none is kept behind the gate.
         if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
@@ -128,6 +132,7 @@ impl Planner {
         self.progress_of.clear();
         self.orphaned_members.clear();
         self.showing_ended.clear();
+        self.showing_again.clear();
         self.said.clear();
         self.staying.clear();
         self.loans = EndingLoans::default();

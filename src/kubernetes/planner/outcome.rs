@@ -6,7 +6,7 @@ use super::retry::{Backoff, RetryState};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, StatusChange};
-use crate::scheduling::ledger::PodState;
+use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::verbs::wait::PodEvicted;
 use crate::units::{Millis, Moment};
@@ -77,13 +77,13 @@ impl Planner {
             StatusPurpose::Nominate { is_gated, .. } => {
                 return self.note_told(key, uid, written, *is_gated, now);
             }
+            StatusPurpose::ShowReservation => return self.note_shown(key, uid, written, now),
             // As long as the pod shows it, the end is written again.
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
             StatusPurpose::EndUnknownReservation => "could not end a reservation that the pod shows and does not have",
             // The pod is tried again.
             StatusPurpose::Wake => "could not requeue a pod",
             StatusPurpose::Release => "a gated pod was not let through",
-            StatusPurpose::ShowReservation => "could not show a reservation again",
             // As long as the pod shows it, the end is written again.
             StatusPurpose::AbandonReservation
             // The condition shows an eviction that did not happen; the pod keeps running.
@@ -109,13 +109,51 @@ impl Planner {
 
     /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that.
     fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
-        let stands = self.service.cluster().pod_state(uid).and_then(|pod| pod.reservation()).is_some();
         // The planner's own reservations are written after the end.
-        if stands && !self.writes.concern(uid) {
-            // The write is made out when it begins.
-            let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
-            self.writes.add(PlannerWrite::Status { key: key.clone(), uid: uid.clone(), change, purpose });
+        if has_reservation(&self.service.cluster(), uid) && !self.writes.concern(uid) {
+            self.show(key, uid);
         }
+    }
+
+    /// The write is made out when it begins.
+    fn show(&mut self, key: &PodKey, uid: &PodUid) {
+        let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
+        self.writes.add(PlannerWrite::Status { key: key.clone(), uid: uid.clone(), change, purpose });
+    }
+
+    fn note_shown(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        written: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        match written {
+            Ok(()) | Err(ControlPlaneError::Gone) => drop(self.showing_again.remove(uid)),
+            Err(error) => {
+                warn!(pod = %key, %error, "could not show a reservation again");
+                self.showing_again.entry(uid.clone()).or_insert_with(|| {
+                    let mut retry = RetryState::default();
+                    retry.failed(now, PAUSES, Millis(0));
+                    (key.clone(), retry)
+                });
+            }
+        }
+    }
+
+    /// Writes once more what could not be shown, as long as there is a reservation to show.
+    pub(super) fn show_again(&mut self, now: Moment) {
+        let ledger = self.service.cluster();
+        self.showing_again.retain(|uid, _| has_reservation(&ledger, uid));
+        drop(ledger);
+        let mut due = Vec::new();
+        for (uid, (key, retry)) in &mut self.showing_again {
+            if retry.is_due(now) && !self.writes.concern(uid) {
+                retry.failed(now, PAUSES, Millis(0));
+                due.push((key.clone(), uid.clone()));
+            }
+        }
+        due.iter().for_each(|(key, uid)| self.show(key, uid));
     }
 
     fn note_held(&mut self, key: &PodKey, uid: &PodUid, written: Result<(), ControlPlaneError>, now: Moment) {
@@ -180,6 +218,10 @@ impl Planner {
             .iter()
             .for_each(|reservation_status| self.call_off(reservation_status, because, now));
     }
+}
+
+fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {
+    ledger.pod_state(uid).and_then(PodState::reservation).is_some()
 }
 
 /// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of
