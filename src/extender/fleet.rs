@@ -11,6 +11,7 @@ use super::operators::{Asker, JSON, streamed};
 use super::server::PeerAddress;
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::fleet::Fleet;
+use crate::scheduling::explaining::fleet::history::FleetSums;
 use crate::service::Service;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -24,6 +25,12 @@ pub(super) fn at_present(service: &Service) -> Fleet {
     // A statement of its own, so that the lock is released with it.
     let books = service.cluster().to_read();
     Fleet::of(&books, MOST_PENDING)
+}
+
+/// Its sums, for when nobody looks at the rest.
+fn sums_at_present(service: &Service) -> FleetSums {
+    let books = service.cluster().to_read();
+    FleetSums::of_ledger(&books)
 }
 
 pub async fn answer(

@@ -211,12 +211,13 @@ impl LiveFleet {
         number: u64,
         is_watched: bool,
     ) -> Option<PublishedFleet> {
+        if !is_watched {
+            self.history.lock().keep(super::sums_at_present(service));
+            return None;
+        }
         let (fleet, standing) = (super::at_present(service), Standing::of(service));
         let sums = FleetSums::of(&fleet);
         let is_kept = self.history.lock().keep(sums.clone());
-        if !is_watched {
-            return None;
-        }
         let sent = Instant::now();
         let Some(before) = before else {
             let activity = service.activity.after(0).last().map_or(0, |entry| entry.number);

@@ -185,7 +185,7 @@ impl Fleet {
         let policy = &**ledger.policy();
         let mut classes = ClassSums::default();
         let mut waiting = Vec::new();
-        for (uid, pod_state) in ledger.pod_states() {
+        for (uid, pod_state) in ledger.pods_in_no_order() {
             let sums = classes.of(pod_state);
             match &pod_state.phase {
                 PodPhase::Waiting(pod) => {
@@ -223,23 +223,23 @@ impl Fleet {
                 classes.add(occupant.class, charged);
             }
         }
-        let reading = ledger.reading(&node.name);
-        let measured = |device: &Device| reading?.gpu(&device.uuid);
         Some(FleetNode {
             name: node.name.clone(),
             kind: node.kind,
             pool: ledger.pool_of(&node.name).map(|pool| pool.name.clone()),
             freshness: node.freshness,
             closed: node.closed,
-            gpus: node
-                .gpus
-                .iter()
-                .zip(&*node.devices)
-                .map(|(gpu, at)| fleet_gpu(gpu, at, measured(at)))
-                .collect(),
+            gpus: fleet_gpus(ledger, node).collect(),
             pods: occupants.into_iter().map(|occupant| fleet_pod(ledger, occupant)).collect(),
         })
     }
+}
+
+/// The GPUs of a node, in its order.
+fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = FleetGpu> + 'l {
+    let reading = ledger.reading(&node.name);
+    let measured = move |device: &Device| reading?.gpu(&device.uuid);
+    node.gpus.iter().zip(&*node.devices).map(move |(gpu, device)| fleet_gpu(gpu, device, measured(device)))
 }
 
 fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> FleetGpu {

@@ -64,7 +64,7 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
         tenants: policy.tenants().iter().map(TenantShare::of).collect(),
         oldest_reservation: Millis::default(),
     };
-    for (uid, pod_state) in ledger.pod_states() {
+    for (uid, pod_state) in ledger.pods_in_no_order() {
         let vram = ledger.use_of(uid).vram;
         let (demand, pending) = (&pod_state.demand, pending_since(pod_state));
         if let Some(class) = usage.classes.get_mut(demand.class.place()) {

@@ -1,9 +1,11 @@
 //! Sums of the cluster over time: what the page plots of the last hour.
 
-use super::Fleet;
+use super::{Fleet, FleetGpu, fleet_gpus};
+use crate::scheduling::ledger::{Ledger, PodPhase};
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Sums over the whole cluster at one moment.
@@ -26,33 +28,69 @@ pub struct FleetSums {
     pub classes: BTreeMap<String, Bytes>,
 }
 
+/// The KV caches of engines while they are added up.
+#[derive(Default)]
+struct KvCaches {
+    percent: u64,
+    count: u64,
+}
+
 impl FleetSums {
     pub fn of(fleet: &Fleet) -> Self {
         let classes = fleet.classes.iter().map(|class| (class.name.clone(), class.allocated_bytes));
-        let mut sums = Self {
+        let sums = Self {
             at: fleet.now,
             pending: fleet.pending_count,
             classes: classes.collect(),
             ..Self::default()
         };
-        let (mut kv_sum, mut kv_count) = (0, 0);
-        for gpu in fleet.nodes.iter().flat_map(|node| &node.gpus) {
-            sums.gpus += 1;
-            sums.healthy_gpus += u64::from(gpu.health == Health::Healthy);
-            sums.allocatable_bytes += gpu.allocatable_bytes;
-            sums.allocated_bytes += gpu.allocated_bytes;
-            sums.unaccounted_bytes += gpu.unaccounted_bytes;
-            sums.queue += u64::from(gpu.queue.unwrap_or(0));
-            // A GPU without engines has an empty KV cache, which says nothing of the engines.
-            if let Some(percent) = gpu.kv_cache_percent.filter(|_| gpu.allocated_bytes > Bytes::ZERO) {
-                sums.kv_cache_max_percent = sums.kv_cache_max_percent.max(Some(percent.get()));
-                kv_sum += u64::from(percent.get());
-                kv_count += 1;
+        sums.with(fleet.nodes.iter().flat_map(|node| &node.gpus))
+    }
+
+    /// The same of a ledger, for when nobody looks at its pods: a view of each takes a hundred times as long as their sums.
+    pub fn of_ledger(ledger: &Ledger) -> Self {
+        let policy = ledger.policy();
+        let mut by_class = vec![Bytes::ZERO; policy.classes().len()];
+        for node_state in ledger.all_node_states() {
+            let gpus = &node_state.view().gpus;
+            for pod in node_state.residents().iter().filter(|pod| pod.placed || pod.bound.is_none()) {
+                let charges = pod.gpus.iter().filter_map(|place| gpus.get(place));
+                by_class[pod.class.place()] +=
+                    charges.map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing)).sum();
             }
         }
-        sums.kv_cache_mean_percent = u8::try_from(kv_sum.checked_div(kv_count).unwrap_or(0)).ok();
-        sums.kv_cache_mean_percent = sums.kv_cache_mean_percent.filter(|_| kv_count > 0);
-        sums
+        let names = policy.classes().iter().map(|class| class.name.clone());
+        let waiting = ledger.pods_in_no_order().filter(|(_, pod)| matches!(pod.phase, PodPhase::Waiting(_)));
+        let sums = Self {
+            at: ledger.now(),
+            pending: waiting.count() as u64,
+            classes: names.zip(by_class).collect(),
+            ..Self::default()
+        };
+        sums.with(ledger.node_states().flat_map(|(_, node)| fleet_gpus(ledger, node)))
+    }
+
+    /// The same with the sums over these GPUs.
+    fn with(mut self, gpus: impl Iterator<Item = impl Borrow<FleetGpu>>) -> Self {
+        let mut kv_caches = KvCaches::default();
+        for gpu in gpus {
+            let gpu = gpu.borrow();
+            self.gpus += 1;
+            self.healthy_gpus += u64::from(gpu.health == Health::Healthy);
+            self.allocatable_bytes += gpu.allocatable_bytes;
+            self.allocated_bytes += gpu.allocated_bytes;
+            self.unaccounted_bytes += gpu.unaccounted_bytes;
+            self.queue += u64::from(gpu.queue.unwrap_or(0));
+            // A GPU without engines has an empty KV cache, which says nothing of the engines.
+            if let Some(percent) = gpu.kv_cache_percent.filter(|_| gpu.allocated_bytes > Bytes::ZERO) {
+                self.kv_cache_max_percent = self.kv_cache_max_percent.max(Some(percent.get()));
+                kv_caches.percent += u64::from(percent.get());
+                kv_caches.count += 1;
+            }
+        }
+        let mean = kv_caches.percent.checked_div(kv_caches.count);
+        self.kv_cache_mean_percent = mean.and_then(|mean| u8::try_from(mean).ok());
+        self
     }
 }
 
@@ -109,6 +147,7 @@ mod tests {
         assert_eq!((sums.allocatable_bytes, sums.allocated_bytes), (Bytes::gib(3 * 72), Bytes::gib(50)));
         assert_eq!((sums.kv_cache_mean_percent, sums.kv_cache_max_percent), (Some(60), Some(80)));
         assert_eq!(sums.classes.values().copied().sum::<Bytes>(), Bytes::gib(50));
+        assert_eq!(FleetSums::of_ledger(&cluster.ledger), sums);
         let empty = ExplainedCluster::new(Policy::default()).node("a", 1);
         let empty = FleetSums::of(&Fleet::of(&empty.ledger, 0));
         assert_eq!((empty.kv_cache_mean_percent, empty.kv_cache_max_percent), (None, None));

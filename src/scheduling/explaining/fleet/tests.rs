@@ -1,5 +1,6 @@
 //! What the view of the fleet says of nodes, GPUs, pods and tenants.
 
+use super::history::FleetSums;
 use super::*;
 use crate::scheduling::explaining::testkit::{ExplainedCluster, name, pod};
 use crate::scheduling::policy::Tenant;
@@ -7,12 +8,19 @@ use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::disruption_info::DisruptionInfo;
 use crate::units::Millis;
 
+/// The view, whose sums are those that are made without one.
+fn shown(cluster: &ExplainedCluster, most_pending: usize) -> Fleet {
+    let fleet = Fleet::of(&cluster.ledger, most_pending);
+    assert_eq!(FleetSums::of_ledger(&cluster.ledger), FleetSums::of(&fleet));
+    fleet
+}
+
 #[test]
 fn a_pod_is_shown_on_its_gpus_with_what_it_has_and_what_was_measured() {
     let mut cluster =
         ExplainedCluster::new(Policy::default()).node("a", 2).runs(&pod("chat", "40Gi"), "a", &[1]);
     cluster.report("a", &[(1, 70, 3)], &[]);
-    let fleet = Fleet::of(&cluster.ledger, 10);
+    let fleet = shown(&cluster, 10);
     let [node] = &fleet.nodes[..] else { panic!("{fleet:?}") };
     let [idle, busy] = &node.gpus[..] else { panic!("{node:?}") };
     assert_eq!(
@@ -36,7 +44,7 @@ fn of_pods_that_wait_the_first_by_priority_and_by_time_are_listed_and_all_are_co
         cluster.wait(&waiting);
         cluster.pass(Millis::seconds(1));
     }
-    let fleet = Fleet::of(&cluster.ledger, 3);
+    let fleet = shown(&cluster, 3);
     let listed: Vec<&str> = fleet.pending.iter().map(|pending| &*pending.pod.name).collect();
     assert_eq!((listed, fleet.pending_count), (vec!["w1", "w3", "w0"], 4));
     assert_eq!(fleet.now.since(fleet.pending[0].since), Millis::seconds(3));
@@ -56,7 +64,7 @@ fn classes_and_tenants_have_what_their_pods_have() {
     exclusive.exclusive = true;
     cluster.bound_with(&exclusive, "a", &[1], DisruptionInfo::default());
     cluster.wait(&pod("waits", "100Gi"));
-    let fleet = Fleet::of(&cluster.ledger, 10);
+    let fleet = shown(&cluster, 10);
     let class = |name: &str| fleet.classes.iter().find(|class| class.name == name).unwrap();
     let batch = class("opportunistic");
     assert_eq!((batch.preemptible, batch.allocated_bytes, batch.pods), (true, Bytes::gib(10), 1));
@@ -75,9 +83,9 @@ fn nothing_that_did_not_change_differs_a_second_later_and_it_survives_json() {
     let mut cluster =
         ExplainedCluster::new(Policy::default()).node("a", 2).runs(&pod("chat", "40Gi"), "a", &[1]);
     cluster.wait(&pod("waits", "100Gi"));
-    let before = Fleet::of(&cluster.ledger, 10);
+    let before = shown(&cluster, 10);
     cluster.pass(Millis::seconds(1));
-    let after = Fleet::of(&cluster.ledger, 10);
+    let after = shown(&cluster, 10);
     assert_ne!(before.now, after.now);
     assert_eq!(before, Fleet { now: before.now, ..after.clone() });
     let text = serde_json::to_string(&after).unwrap();
@@ -87,6 +95,6 @@ fn nothing_that_did_not_change_differs_a_second_later_and_it_survives_json() {
 #[test]
 fn a_node_without_gpus_and_pods_is_not_shown() {
     let cluster = ExplainedCluster::new(Policy::default()).silent("cpu").node("a", 1);
-    let fleet = Fleet::of(&cluster.ledger, 10);
+    let fleet = shown(&cluster, 10);
     assert_eq!(fleet.nodes.iter().map(|node| &node.name).collect::<Vec<_>>(), [&name("a")]);
 }

@@ -1,6 +1,8 @@
 //! What the cluster's usage counts, one figure at a time.
 
 use super::*;
+use crate::scheduling::explaining::fleet::Fleet;
+use crate::scheduling::explaining::fleet::history::FleetSums;
 use crate::scheduling::policy::{Policy, Tenant};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, in_namespace};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -132,6 +134,7 @@ proptest! {
         let (allocated, _, pending) = total(&usage);
         prop_assert_eq!((allocated, pending), (whole, waiting));
         prop_assert_eq!(cluster.totals().charged, whole);
+        prop_assert_eq!(FleetSums::of_ledger(&cluster), FleetSums::of(&Fleet::of(&cluster, 0)));
         prop_assert_eq!([usage.tenants[0].allocated, usage.tenants[1].allocated], by_tenant);
     }
 }
