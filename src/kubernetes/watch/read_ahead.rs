@@ -1,50 +1,63 @@
 //! Reads a watch ahead: while objects are applied, the next ones are read. A list of a million pods takes tens of seconds, half of
 //! them to read JSON and half to apply what it says.
 
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use kube::runtime::watcher::{Event, Result};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
-/// As many as a page has: one page is applied, and one is read.
-const AHEAD: usize = super::PAGE as usize;
+/// As many as a page has: one page is applied, one waits, and one is read.
+const TOGETHER: usize = super::PAGE as usize;
 
-/// An event. One after which nothing is read ahead has a channel that says when it was handled.
-type Read<K> = (Result<Event<K>>, Option<oneshot::Sender<()>>);
+/// Events that were there at once: to wake the other task for each would take longer than to read one. After the beginning of a list
+/// nothing is read ahead: it is alone, and has a channel that says when it was handled.
+type Batch<K> = (Vec<Result<Event<K>>>, Option<oneshot::Sender<()>>);
 
 /// The same events, read by a task of its own. The beginning of a list is handled before the list is requested: pods that come
 /// between the two would be taken for such as the list does not have.
 pub fn read_ahead<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Unpin + Send + 'static,
 ) -> impl Stream<Item = Result<Event<K>>> + Unpin {
-    let (to, from) = mpsc::channel(AHEAD);
+    let (to, from) = mpsc::channel(1);
     let reading = AbortOnDropHandle::new(tokio::spawn(read(events, to)));
-    let handing_out = HandingOut { from, last: None, _reading: reading };
+    let handing_out = HandingOut { from, batch: Vec::new().into_iter(), last: None, _reading: reading };
     futures::stream::unfold(handing_out, HandingOut::next).boxed()
 }
 
-async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: mpsc::Sender<Read<K>>) {
-    while let Some(event) = events.next().await {
-        let (told, dealt_with) = match event {
-            Ok(Event::Init) => {
-                let (told, dealt_with) = oneshot::channel();
-                (Some(told), Some(dealt_with))
+async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: mpsc::Sender<Batch<K>>) {
+    let mut read = events.next().await;
+    while let Some(event) = read {
+        if matches!(event, Ok(Event::Init)) {
+            let (told, handled) = oneshot::channel();
+            if to.send((vec![event], Some(told))).await.is_err() || handled.await.is_err() {
+                return;
             }
-            _ => (None, None),
+            read = events.next().await;
+            continue;
+        }
+        let mut batch = Vec::with_capacity(TOGETHER);
+        batch.push(event);
+        let next = loop {
+            match events.next().now_or_never() {
+                Some(Some(event)) if batch.len() < TOGETHER && !matches!(event, Ok(Event::Init)) => {
+                    batch.push(event)
+                }
+                next => break next,
+            }
         };
-        if to.send((event, told)).await.is_err() {
+        if to.send((batch, None)).await.is_err() {
             return;
         }
-        if let Some(dealt_with) = dealt_with
-            && dealt_with.await.is_err()
-        {
-            return;
-        }
+        read = match next {
+            Some(next) => next,
+            None => events.next().await,
+        };
     }
 }
 
 struct HandingOut<K> {
-    from: mpsc::Receiver<Read<K>>,
+    from: mpsc::Receiver<Batch<K>>,
+    batch: std::vec::IntoIter<Result<Event<K>>>,
     /// The channel of the event that was handed out last: the reading task waits until that is handled.
     last: Option<oneshot::Sender<()>>,
     _reading: AbortOnDropHandle<()>,
@@ -57,9 +70,13 @@ impl<K> HandingOut<K> {
             // A task that ended reads nothing.
             let _ = last.send(());
         }
-        let (event, told) = self.from.recv().await?;
-        self.last = told;
-        Some((event, self))
+        loop {
+            if let Some(event) = self.batch.next() {
+                return Some((event, self));
+            }
+            let (batch, told) = self.from.recv().await?;
+            (self.batch, self.last) = (batch.into_iter(), told);
+        }
     }
 }
 
@@ -83,24 +100,36 @@ mod tests {
     }
 
     async fn let_others_run() {
-        for _ in 0..2 * AHEAD {
+        for _ in 0..2 * TOGETHER {
             tokio::task::yield_now().await;
         }
     }
 
     #[tokio::test]
     async fn a_page_is_read_while_the_one_before_is_applied() {
-        let (read, mut events) = counted((0..5 * AHEAD).map(Event::InitApply).collect());
+        let all = 5 * TOGETHER;
+        let (read, mut events) = counted((0..all).map(Event::InitApply).collect());
         let mut applied = 0;
         while let Some(event) = events.next().await {
             assert!(matches!(event, Ok(Event::InitApply(n)) if n == applied), "in their order");
             applied += 1;
             let_others_run().await;
             let ahead = read.load(Ordering::Relaxed) - applied;
-            assert!(ahead <= AHEAD + 1, "{ahead} are read and not applied");
-            assert!(ahead >= AHEAD.min(5 * AHEAD - applied), "{ahead} are read ahead");
+            assert!(ahead <= 3 * TOGETHER, "{ahead} are read and not applied");
+            assert!(ahead >= TOGETHER.min(all - applied), "{ahead} are read ahead");
         }
-        assert_eq!(applied, 5 * AHEAD);
+        assert_eq!(applied, all);
+    }
+
+    /// A change that is alone is not kept back until others come.
+    #[tokio::test]
+    async fn what_is_here_is_handed_out_although_nothing_follows() {
+        let (send, changes) = futures::channel::mpsc::unbounded();
+        let mut events = read_ahead(changes.map(|n| Ok(Event::Apply(n))));
+        for n in 0..3 {
+            send.unbounded_send(n).unwrap();
+            assert!(matches!(events.next().await, Some(Ok(Event::Apply(got))) if got == n));
+        }
     }
 
     #[tokio::test]
