@@ -22,6 +22,7 @@ const FIRST: usize = 30_000_000;
 const STEPS: u64 = 50_000;
 const PLACES: usize = 256;
 const PODS_PER_RUN: usize = 2048;
+const LARGE: usize = 65_000;
 /// From one tick to the next.
 const TICK: Millis = Millis(200);
 
@@ -29,9 +30,19 @@ pub fn time_limits() {
     refused("64 refused pods, 5,000 nodes, 80,000 pods", 5000, 64, 1, 60);
     refused("300 refused pods, 2,000 nodes", 2000, 300, 1, 60);
     refused("300 refused pods of six GPUs, 2,000 nodes", 2000, 300, 6, 10);
-    many_wait("50,000 gated pods of one kind that fit nowhere, 5,000 nodes", 1, -1000);
-    many_wait("50,000 gated pods of 100 kinds that fit nowhere, 5,000 nodes", 100, -1000);
-    many_wait("50,000 gated pods of 100 kinds for which others could leave, 5,000 nodes", 100, 100);
+    many_wait(5000);
+}
+
+/// The same on a very large cluster.
+pub fn time_large() {
+    refused("64 refused pods, 65,000 nodes, a million pods", LARGE, 64, 1, 60);
+    many_wait(LARGE);
+}
+
+fn many_wait(nodes: usize) {
+    run_while_many_wait("of one kind that fit nowhere", nodes, 1, -1000);
+    run_while_many_wait("of 100 kinds that fit nowhere", nodes, 100, -1000);
+    run_while_many_wait("of 100 kinds for which others could leave", nodes, 100, 100);
 }
 
 fn by_default() -> Policy {
@@ -95,8 +106,8 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
 }
 
 /// Every run of some rounds in which nearly no pod finds a place; and for how long the ledger is locked for it.
-fn many_wait(what: &str, kinds: usize, priority: i32) {
-    let mut cluster = FullCluster::by(by_default(), 5000, 100, (36, 36), 52);
+fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
+    let mut cluster = FullCluster::by(by_default(), nodes, 100, (36, 36), 52);
     for n in 0..50_000 {
         // Of a whole GPU and less; nothing is free.
         let vram = Bytes((40 << 30) + ((n % kinds) as u64 * (1 << 28)));
@@ -122,7 +133,7 @@ fn many_wait(what: &str, kinds: usize, priority: i32) {
         cluster.pass(TICK);
     }
     println!(
-        "{what:<50} a run p50 {:.0} ms, longest {:.0} ms ({:.0} steps); books locked p50 {:.1} ms, longest {:.1} ms; {} of 50,000 looked at in 60 runs",
+        "50,000 gated pods {what}, {nodes} nodes: a run p50 {:.0} ms, longest {:.0} ms ({:.0} steps); books locked p50 {:.1} ms, longest {:.1} ms; {} of 50,000 looked at in 60 runs",
         runs.percentile(50) / 1000.0,
         runs.percentile(99) / 1000.0,
         steps.percentile(99),

@@ -3,7 +3,7 @@
 //! The time to find victims, or that no eviction helps; and the cost of the answer beside simpler ways to one: the first node
 //! where it works, and on each GPU the cheapest pods first. Each answer is checked by the ledger before it is timed. `-- copies`
 //! times only the copy of the ledger that each plan begins with, `-- limits` pods under eviction limits and how long a run takes
-//! while fifty thousand wait, `-- beside` filter while they do.
+//! while fifty thousand wait, `-- beside` filter while they do, `-- large` plans of 65,000 nodes.
 
 #[cfg(feature = "service")]
 mod beside;
@@ -39,6 +39,9 @@ const FIRST_WAITING: usize = 10_000_000;
 /// What is timed under one name on the command line.
 type BenchGroup = (&'static str, &'static [fn()]);
 
+/// Has a million pods, which takes gigabytes: only if asked for.
+const LARGE: BenchGroup = ("large", &[limits::time_large, queues::time_large]);
+
 fn main() {
     let parts: &[BenchGroup] = &[
         ("copies", &[queues::time_copies]),
@@ -49,6 +52,9 @@ fn main() {
     ];
     let is_asked = |name: &str| std::env::args().any(|argument| argument == name);
     let asks_for_all = !parts.iter().any(|(name, _)| is_asked(name));
+    if is_asked(LARGE.0) {
+        return LARGE.1.iter().for_each(|time| time());
+    }
     for (_, part) in parts.iter().filter(|(name, _)| asks_for_all || is_asked(name)) {
         part.iter().for_each(|time| time());
     }

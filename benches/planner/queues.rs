@@ -12,6 +12,7 @@ use stowage::scheduling::verbs::wait::TakePending;
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
+const LARGE: usize = 65_000;
 
 /// How long other threads wait for the lock while a plan's copy of the ledger is made; and the cost of the first changes after
 /// it, which copy what they change.
@@ -45,26 +46,32 @@ pub fn time_copies() {
 }
 
 pub fn time_plans() {
-    one_kind_of_pod();
-    many_kinds_of_pods();
+    one_kind_of_pod(1000, (8, 24));
+    many_kinds_of_pods(1000, (8, 24));
     a_group();
     nothing_fits();
 }
 
-fn one_kind_of_pod() {
-    let mut cluster = FullCluster::new(1000, 50, (8, 24), 44);
+/// Two pods a GPU.
+pub fn time_large() {
+    one_kind_of_pod(LARGE, (14, 18));
+    many_kinds_of_pods(LARGE, (14, 18));
+}
+
+fn one_kind_of_pod(nodes: usize, sizes: (u64, u64)) {
+    let mut cluster = FullCluster::new(nodes, 50, sizes, 44);
     for n in 0..1000 {
         cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
     }
-    told("1,000 gated pods of one kind, 1,000 nodes", &mut cluster, 1000);
+    told(&format!("1,000 gated pods of one kind, {nodes} nodes"), &mut cluster, 1000);
 }
 
-fn many_kinds_of_pods() {
-    let mut cluster = FullCluster::new(1000, 50, (8, 24), 45);
+fn many_kinds_of_pods(nodes: usize, sizes: (u64, u64)) {
+    let mut cluster = FullCluster::new(nodes, 50, sizes, 45);
     for n in 0..1000 {
         cluster.gated(FIRST + n, Bytes::gib(10 + n as u64 % 25), n as i32 % 4, Waits::Alone);
     }
-    told("1,000 gated pods of 100 kinds, 1,000 nodes", &mut cluster, 1000);
+    told(&format!("1,000 gated pods of 100 kinds, {nodes} nodes"), &mut cluster, 1000);
 }
 
 fn a_group() {
