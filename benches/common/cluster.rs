@@ -128,24 +128,6 @@ impl BenchCluster {
         self.args(pod(&format!("large-{round}"), 60), self.names(round))
     }
 
-    /// A serving pod, for which the two pods of one GPU would have to leave; kube-scheduler offers as many nodes as it searches by
-    /// default: a tenth, and a hundred at least.
-    pub fn preempt_body(&self, round: usize) -> Vec<u8> {
-        let mut pod = pod(&format!("preempting-{round}"), 60);
-        pod["spec"]["priority"] = 1000.into();
-        pod["spec"]["priorityClassName"] = "stowage-serving".into();
-        let offered = self.nodes.min(100.max(self.nodes / 10));
-        let victims = |node| {
-            let of_one = |second| json!({"UID": resident_on(node, round % GPUS, second).0});
-            json!({"Pods": [of_one(0), of_one(1)], "NumPDBViolations": 0})
-        };
-        let offers = (0..offered).map(|i| (i + round * 17) % self.nodes);
-        let offers: BTreeMap<String, Value> = offers.map(|node| (node_name(node), victims(node))).collect();
-        json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": offers})
-            .to_string()
-            .into_bytes()
-    }
-
     pub fn bind_body(&self, round: usize, node: &str) -> Vec<u8> {
         let name = waiting_name(round);
         json!({"PodName": name, "PodNamespace": "llm", "PodUID": uid(&name), "Node": node})
@@ -178,14 +160,6 @@ pub fn top_name(answer: &[u8]) -> String {
     let name = top.next().expect("a node has the top score")["Host"].as_str().expect("a name").to_owned();
     assert!(top.next().is_none(), "one node has the top score");
     name
-}
-
-/// One node, and the pods that leave it.
-pub fn assert_victims(answer: &[u8]) {
-    let answer: Value = serde_json::from_slice(answer).expect("JSON");
-    let nodes = answer["NodeNameToMetaVictims"].as_object().expect("a node");
-    let victims = nodes.values().next().and_then(|node| node["Pods"].as_array()).map_or(0, Vec::len);
-    assert!(nodes.len() == 1 && victims > 0, "{answer}");
 }
 
 pub fn assert_bound(answer: &[u8]) {

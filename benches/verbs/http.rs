@@ -9,7 +9,7 @@ use axum::routing::post;
 use std::hint::black_box;
 use stowage::extender::request::{RequestLimits, json, parse, read_body};
 use stowage::extender::server::accept::{self, ServedAddress};
-use stowage::extender::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
+use stowage::extender::wire::{BindingArgs, ExtenderArgs};
 use stowage::telemetry::Metrics;
 use tokio_util::sync::CancellationToken;
 
@@ -23,8 +23,7 @@ pub fn serve_floor() {
         let router = Router::new()
             .route("/scheduler/filter", post(args))
             .route("/scheduler/prioritize", post(args))
-            .route("/scheduler/bind", post(binding))
-            .route("/scheduler/preempt", post(preemption));
+            .route("/scheduler/bind", post(binding));
         let address = ServedAddress::plain("floor", &Metrics::new());
         accept::serve(listener, address, router, CancellationToken::new()).await.expect("it serves");
     });
@@ -40,13 +39,6 @@ async fn args(headers: HeaderMap, body: Body) -> Response {
 async fn binding(headers: HeaderMap, body: Body) -> Response {
     let body = read_body(&headers, body, RequestLimits::default()).await.expect("a body");
     let args: BindingArgs = parse(&body).expect("a request");
-    black_box(&args);
-    answer(&headers)
-}
-
-async fn preemption(headers: HeaderMap, body: Body) -> Response {
-    let body = read_body(&headers, body, RequestLimits::default()).await.expect("a body");
-    let args: PreemptionArgs<'_> = parse(&body).expect("a request");
     black_box(&args);
     answer(&headers)
 }

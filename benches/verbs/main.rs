@@ -49,10 +49,6 @@ const WARM_UP: usize = 100;
 const LARGE: usize = 5000;
 /// Counted, and not counted.
 const ROUNDS_OF_LARGE: (usize, usize) = (300, 20);
-/// Calls of preempt: each leaves a reservation, which no filter before should meet.
-const PREEMPTIONS: (usize, usize) = (100, 5);
-/// By default no more than sixty pods are evicted in a minute.
-const POLICY: &str = "preemption: {evictionsPerMinute: {cluster: 100000, node: 100000, tenant: 100000}}\n";
 const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
 
 fn main() -> ExitCode {
@@ -161,15 +157,11 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
 }
 
 fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize, usize)) {
-    let policy = dump.with_file_name("policy.yaml");
-    std::fs::write(&policy, POLICY).expect("the policy is written");
     let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
-            .arg("--policy")
-            .arg(policy)
             .env("RUST_LOG", "stowage::serve=info,warn"),
         &["the scheduler: http://"],
     );
@@ -179,27 +171,21 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize,
     let mut asked = KeptConnection::to(&stowage.addresses[0]);
     let mut floor = KeptConnection::to(&floor.addresses[0]);
     let mut rows = Rows::new("loopback");
-    let mut both = |row: &mut VerbRow, counts: bool, verb: &str, body: &[u8]| {
-        let path = format!("/scheduler/{verb}");
-        let (asked, floor) = (&mut asked, &mut floor);
-        row.pair(counts, || asked.post(&path, body, None), |size| floor.post(&path, body, Some(size)))
-    };
     for round in 0..rounds + warm_up {
         let counts = round >= warm_up;
-        let answer = both(&mut rows.filter, counts, "filter", &cluster.filter_body(round));
+        let mut both = |row: &mut VerbRow, verb: &str, body: &[u8]| {
+            let path = format!("/scheduler/{verb}");
+            let (asked, floor) = (&mut asked, &mut floor);
+            row.pair(counts, || asked.post(&path, body, None), |size| floor.post(&path, body, Some(size)))
+        };
+        let answer = both(&mut rows.filter, "filter", &cluster.filter_body(round));
         let names = cluster::passed_names(&answer);
-        both(&mut rows.one_name, counts, "filter", &cluster.one_name_body(round));
-        let body = cluster.prioritize_body(round, &names);
-        let answer = both(&mut rows.prioritize, counts, "prioritize", &body);
-        let body = cluster.bind_body(round, &cluster::top_name(&answer));
-        cluster::assert_bound(&both(&mut rows.bind, counts, "bind", &body));
-        let answer = both(&mut rows.refused, counts, "filter", &cluster.refused_body(round));
+        both(&mut rows.one_name, "filter", &cluster.one_name_body(round));
+        let answer = both(&mut rows.prioritize, "prioritize", &cluster.prioritize_body(round, &names));
+        let answer = both(&mut rows.bind, "bind", &cluster.bind_body(round, &cluster::top_name(&answer)));
+        cluster::assert_bound(&answer);
+        let answer = both(&mut rows.refused, "filter", &cluster.refused_body(round));
         cluster::assert_all_refused(&answer, cluster.nodes());
-    }
-    for round in 0..PREEMPTIONS.0 + PREEMPTIONS.1 {
-        let counts = round >= PREEMPTIONS.1;
-        let answer = both(&mut rows.preempt, counts, "preempt", &cluster.preempt_body(round));
-        cluster::assert_victims(&answer);
     }
     rows.finish().iter().for_each(VerbRow::print);
     println!(
@@ -215,7 +201,6 @@ struct Rows {
     prioritize: VerbRow,
     bind: VerbRow,
     refused: VerbRow,
-    preempt: VerbRow,
 }
 
 impl Rows {
@@ -227,13 +212,11 @@ impl Rows {
             prioritize: row("prioritize"),
             bind: row("bind"),
             refused: row("filter, all refused"),
-            preempt: row("preempt"),
         }
     }
 
     fn finish(self) -> Vec<VerbRow> {
-        let all = [self.filter, self.one_name, self.prioritize, self.bind, self.refused, self.preempt];
-        all.into_iter().filter(|row| row.stowage.count() > 0).collect()
+        vec![self.filter, self.one_name, self.prioritize, self.bind, self.refused]
     }
 }
 
