@@ -112,13 +112,13 @@ impl Planner {
     /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self, now: Moment) {
         self.end_again(now);
-        self.show_again(now);
         // In shadow mode no pod is placed, and none is kept behind the gate.
         if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
         self.end_loans(now);
+        self.show_again(now);
         self.advance_reservations(now);
         self.lift_gates(now);
         self.advance_orphaned_members(now);

@@ -1,7 +1,7 @@
 //! Applies the results of the planner's writes to its state.
 
 use super::Planner;
-use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
+use super::reservation_progress::{PAUSES, ReservationProgress, SHOWS_WITHIN};
 use super::retry::{Backoff, RetryState};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
@@ -107,10 +107,11 @@ impl Planner {
         }
     }
 
-    /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that.
+    /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that. The planner's
+    /// own are written after the end.
     fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
-        // The planner's own reservations are written after the end.
-        if has_reservation(&self.service.cluster(), uid) && !self.writes.concern(uid) {
+        let is_own = self.progress_of.get(uid).is_some_and(ReservationProgress::is_own);
+        if !is_own && has_reservation(&self.service.cluster(), uid) {
             self.show(key, uid);
         }
     }

@@ -112,6 +112,11 @@ impl ReservationProgress {
         self.placed_on.filter(|_| self.told > 0)
     }
 
+    /// Whether the planner made the reservation itself.
+    pub fn is_own(&self) -> bool {
+        self.is_own
+    }
+
     /// Whether it has been nominated.
     pub fn waits_to_be_bound(&self) -> bool {
         self.told > 0

@@ -54,7 +54,7 @@ pub enum StatusPurpose {
     EndUnknownReservation,
     /// Clears a reservation that the planner gave up.
     AbandonReservation,
-    /// Shows the pod's reservation, which was made while the end of an earlier one was on its way.
+    /// Shows the pod's reservation, which was made while the end of an earlier one was on its way. Written again until it is.
     ShowReservation,
     /// Shows that a pod that was to be evicted stays.
     CancelEviction,

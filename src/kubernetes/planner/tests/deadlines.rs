@@ -242,6 +242,22 @@ async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_a
 }
 
 #[tokio::test]
+async fn a_reservation_is_shown_after_the_end_of_another_although_a_third_write_waits() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.pass(61);
+    tokio::task::yield_now().await;
+    hold_as_the_verb_does(&bench, "serving", "job");
+    bench.planner.writes.add(write("serving", StatusChange::touch(), StatusPurpose::Wake));
+    answer.send(()).unwrap();
+    assert_eq!(bench.settle().await, ["serving: end hold", "serving: touch", "serving: hold n"]);
+}
+
+#[tokio::test]
 async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_as_it_lasts() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
