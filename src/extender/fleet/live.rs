@@ -1,7 +1,7 @@
 //! The cluster as it changes: one task makes the events for all clients that watch, and keeps sums of the last hour.
 //!
 //! While clients watch, a view of the cluster is taken at most twice a second and compared with the one before; what differs is
-//! rendered once, and all clients share it. While none does, a view is taken for the sums alone. On a large cluster the task
+//! rendered once, and all clients share it. While none does, only the sums are made. On a large cluster the task
 //! pauses for longer, so that it never takes more than a tenth of a core. A client that does not keep up is sent the whole again
 //! and costs no memory beyond that.
 
@@ -212,7 +212,9 @@ impl LiveFleet {
         is_watched: bool,
     ) -> Option<PublishedFleet> {
         if !is_watched {
-            self.history.lock().keep(super::sums_at_present(service));
+            // A statement of its own, so that the history is not locked meanwhile.
+            let sums = super::sums_at_present(service);
+            self.history.lock().keep(sums);
             return None;
         }
         let (fleet, standing) = (super::at_present(service), Standing::of(service));

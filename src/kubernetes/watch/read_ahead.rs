@@ -25,31 +25,30 @@ pub fn read_ahead<K: Send + 'static>(
 }
 
 async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: mpsc::Sender<Batch<K>>) {
-    let mut read = events.next().await;
-    while let Some(event) = read {
+    let mut next = events.next().await;
+    while let Some(event) = next {
         if matches!(event, Ok(Event::Init)) {
             let (told, handled) = oneshot::channel();
             if to.send((vec![event], Some(told))).await.is_err() || handled.await.is_err() {
                 return;
             }
-            read = events.next().await;
+            next = events.next().await;
             continue;
         }
-        let mut batch = Vec::with_capacity(TOGETHER);
-        batch.push(event);
-        let next = loop {
+        let mut batch = vec![event];
+        let following = loop {
             match events.next().now_or_never() {
                 Some(Some(event)) if batch.len() < TOGETHER && !matches!(event, Ok(Event::Init)) => {
                     batch.push(event)
                 }
-                next => break next,
+                following => break following,
             }
         };
         if to.send((batch, None)).await.is_err() {
             return;
         }
-        read = match next {
-            Some(next) => next,
+        next = match following {
+            Some(following) => following,
             None => events.next().await,
         };
     }
@@ -72,6 +71,8 @@ impl<K> HandingOut<K> {
         }
         loop {
             if let Some(event) = self.batch.next() {
+                // Thousands of events may be there, and other tasks have their turns between them.
+                tokio::task::consume_budget().await;
                 return Some((event, self));
             }
             let (batch, told) = self.from.recv().await?;

@@ -19,6 +19,8 @@ use super::wait::{LoansRecalled, NoPlacementFound, PodRequeued, PutBack, Reserve
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
 use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::explaining::fleet::Fleet;
+use crate::scheduling::explaining::fleet::history::FleetSums;
 use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
 use crate::scheduling::kube_filters::{
     Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
@@ -498,6 +500,7 @@ proptest! {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
         prop_assert_eq!(audit(&recorded.cluster), []);
+        prop_assert_eq!(FleetSums::of_ledger(&recorded.cluster), FleetSums::of(&Fleet::of(&recorded.cluster, 0)));
         prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
     }
 

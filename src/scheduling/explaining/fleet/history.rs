@@ -47,7 +47,7 @@ impl FleetSums {
         sums.with(fleet.nodes.iter().flat_map(|node| &node.gpus))
     }
 
-    /// The same of a ledger, for when nobody looks at its pods: a view of each takes a hundred times as long as their sums.
+    /// The same of a ledger, for when nobody looks at its pods: a view of each takes ten times as long as their sums.
     pub fn of_ledger(ledger: &Ledger) -> Self {
         let policy = ledger.policy();
         let mut by_class = vec![Bytes::ZERO; policy.classes().len()];
@@ -55,8 +55,8 @@ impl FleetSums {
             let gpus = &node_state.view().gpus;
             for pod in node_state.residents().iter().filter(|pod| pod.placed || pod.bound.is_none()) {
                 let charges = pod.gpus.iter().filter_map(|place| gpus.get(place));
-                by_class[pod.class.place()] +=
-                    charges.map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing)).sum();
+                let charged = charges.map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing)).sum();
+                by_class.get_mut(pod.class.place()).into_iter().for_each(|sum| *sum += charged);
             }
         }
         let names = policy.classes().iter().map(|class| class.name.clone());
