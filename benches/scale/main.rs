@@ -114,7 +114,7 @@ impl Replica {
                 .arg(folder.path().join("policy.yaml"))
                 .env("RUST_LOG", "stowage::serve=info,warn")
                 // As the shipped Deployment does.
-                .env("MIMALLOC_PURGE_DELAY", "0")
+                .env("MIMALLOC_PURGE_DELAY", "100")
                 .env("MIMALLOC_ALLOW_THP", "0"),
             &["the scheduler: http://", "agents: http://", "operators: http://"],
         );
