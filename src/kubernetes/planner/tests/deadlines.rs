@@ -224,8 +224,9 @@ fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_inst
     }
 }
 
-#[tokio::test]
-async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_after_it() {
+/// While the end of a reservation is being written, the verb makes another and writes its condition past the planner's queue. The end
+/// is answered when the test answers.
+async fn held_again_while_the_end_is_written() -> (PlannerFixture, oneshot::Sender<()>) {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
@@ -235,23 +236,20 @@ async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_a
     bench.pass(61);
     tokio::task::yield_now().await;
     assert!(bench.recorder.stall.lock().is_none(), "its end is being written");
-    // The verb has written its condition already, past the planner's queue.
     hold_as_the_verb_does(&bench, "serving", "job");
+    (bench, answer)
+}
+
+#[tokio::test]
+async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_after_it() {
+    let (mut bench, answer) = held_again_while_the_end_is_written().await;
     answer.send(()).unwrap();
     assert_eq!(bench.settle().await, ["serving: end hold", "serving: hold n"]);
 }
 
 #[tokio::test]
 async fn a_reservation_is_shown_after_the_end_of_another_although_a_third_write_waits() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("job", "n", 60, -10));
-    bench.show(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
-    let (answer, stalled) = oneshot::channel();
-    *bench.recorder.stall.lock() = Some(stalled);
-    bench.pass(61);
-    tokio::task::yield_now().await;
-    hold_as_the_verb_does(&bench, "serving", "job");
+    let (mut bench, answer) = held_again_while_the_end_is_written().await;
     bench.planner.writes.add(write("serving", StatusChange::touch(), StatusPurpose::Wake));
     answer.send(()).unwrap();
     assert_eq!(bench.settle().await, ["serving: end hold", "serving: touch", "serving: hold n"]);
