@@ -1,13 +1,15 @@
 //! What changes between the question of the preempt verb and its decision.
 
 use super::*;
-use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::ledger::{ObservedWaiting, PODS_LOOKED_AT};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
 use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::scheduling::vocabulary::disruption_info::{
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+};
 use crate::scheduling::vocabulary::label_selector::Selector;
 
 /// A job of low priority on each of two nodes, a budget that covers both and lets one go, and a pod for each of their places.
@@ -32,16 +34,20 @@ fn two_jobs(policy: Policy) -> LedgerCluster {
 
 /// The victims for the second pod on node `b`, chosen on the cluster as it is now.
 fn chosen_on_b(cluster: &mut LedgerCluster) -> VictimSet {
-    let demand = cluster.pod_state(&uid("second")).unwrap().demand.clone();
-    let (uid, key, waiting) = (uid("second"), key("second"), ObservedWaiting::default());
-    let request = VerbRequest { uid, key, demand, waiting, disruption: None };
     let offered = vec![OfferedNode { node: "b".into(), victims: vec!["on-b".into()], pdb_violations: 0 }];
-    let asked = PreemptAsked { request, wants: Requirements::default(), offered };
-    let (_, view) = cluster.apply(asked).unwrap();
-    match preempt(view) {
+    match preempt(view_of(cluster, "second", offered)) {
         PreemptDecision::Evict { victims, .. } => victims,
         other => panic!("{other:?}"),
     }
+}
+
+/// What the decision about a pending pod depends on.
+fn view_of(cluster: &mut LedgerCluster, name: &str, offered: Vec<OfferedNode>) -> PreemptView {
+    let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
+    let (uid, key, waiting) = (uid(name), key(name), ObservedWaiting::default());
+    let request = VerbRequest { uid, key, demand, waiting, disruption: None };
+    let asked = PreemptAsked { request, wants: Requirements::default(), offered };
+    cluster.apply(asked).unwrap().1
 }
 
 fn decide(cluster: &mut LedgerCluster, victims: &VictimSet) -> Result<ReservationMade, NotReserved> {
@@ -83,4 +89,37 @@ fn victims_that_overdraw_a_budget_by_the_policys_leave_are_evicted() {
     assert_eq!(victims.eviction_cost.violations, 1);
     let made = decide(&mut cluster, &victims);
     assert!(made.is_ok(), "{made:?}");
+}
+
+/// Many nodes, on each one member of a single group, and all of them offered. The group is looked at once, and not once for each
+/// node.
+#[test]
+fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
+    let looks = |nodes: usize| {
+        let names: Vec<String> = (0..nodes).map(|n| format!("n-{n:02}")).collect();
+        let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let mut cluster = LedgerCluster::by(Policy::default(), &gpus);
+        let group = GroupKey { namespace: "default".into(), kind: GroupKind::JobSet, name: "jobs".into() };
+        let disruption_info = DisruptionInfo { group: Some(group), ..DisruptionInfo::default() };
+        for name in &names {
+            let info = ObservedDisruptionInfo {
+                disruption_info: disruption_info.clone(),
+                ..ObservedDisruptionInfo::default()
+            };
+            let demand = demand_of(60 << 30, 1, Sharing::Shared, -10);
+            cluster.run(&format!("on-{name}"), (name, 0), demand, None, info);
+        }
+        cluster.wait("asks", demand_of(50 << 30, 1, Sharing::Shared, 100));
+        let offer = |name: &String| OfferedNode {
+            node: name.clone(),
+            victims: vec![format!("on-{name}")],
+            pdb_violations: 0,
+        };
+        let view = view_of(&mut cluster, "asks", names.iter().map(offer).collect());
+        PODS_LOOKED_AT.set(0);
+        preempt(view);
+        PODS_LOOKED_AT.get()
+    };
+    let (few, many) = (looks(8), looks(64));
+    assert!(many <= few * 10, "{many} pods are looked at for 64 nodes, and {few} for 8");
 }
