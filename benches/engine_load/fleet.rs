@@ -88,7 +88,7 @@ impl Fleet {
             gpus: loads.iter().enumerate().map(gpu).collect(),
             ..NodeReading::default()
         };
-        self.cluster.apply(ReadingReported { node: self.nodes[node].clone(), reading });
+        self.cluster.apply(ReadingReported { node: self.nodes[node].clone(), reading: reading.into() });
     }
 }
 

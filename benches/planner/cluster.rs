@@ -210,7 +210,7 @@ impl FullCluster {
                 sleep: Vec::new(),
                 over_grant: Vec::new(),
             };
-            self.ledger.apply(ReadingReported { node: name.clone(), reading });
+            self.ledger.apply(ReadingReported { node: name.clone(), reading: reading.into() });
         }
     }
 

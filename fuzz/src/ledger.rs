@@ -362,7 +362,7 @@ impl LedgerRace {
             over_grant: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
-            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() });
+            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone().into() });
         });
     }
 

@@ -30,10 +30,10 @@ pub fn report(data: &[u8]) {
         }
         let before = cluster.node(&node).map(|node| Arc::clone(&node.devices));
         let Some(devices) = validate::devices(&report) else { return };
-        match cluster.apply(DevicesReported { node: node.clone(), devices, are_all: true }) {
+        match cluster.apply(DevicesReported { node: node.clone(), devices: devices.into(), are_all: true }) {
             Ok(_) => {
                 let reading = report.reading(NOW, fresh);
-                reading.map(|reading| cluster.apply(ReadingReported { node, reading }));
+                reading.map(|reading| cluster.apply(ReadingReported { node, reading: reading.into() }));
             }
             Err(_) => assert_eq!(cluster.node(&node).map(|node| node.devices.clone()), before),
         }

@@ -113,5 +113,5 @@ fn reading(number: u8) -> ReadingReported {
         engines: runs.get(&0).map(|pod| sleeping(pod, &devices[0], 1)).into_iter().collect(),
         ..NodeReading::default()
     };
-    ReadingReported { node: name(number), reading }
+    ReadingReported { node: name(number), reading: reading.into() }
 }

@@ -153,9 +153,13 @@ impl<'q> Trial<'q> {
         let node = self.observe(template, name, gpus, unnamed(NodeKind::Stowage));
         let devices = self.setting.template(template).devices(&node, gpus);
         let reading = idle(&devices);
-        let reported = self.cluster.apply(DevicesReported { node: node.clone(), devices, are_all: true });
+        let reported = self.cluster.apply(DevicesReported {
+            node: node.clone(),
+            devices: devices.into(),
+            are_all: true,
+        });
         debug_assert!(reported.is_ok(), "a template has no more GPUs than a node may");
-        self.cluster.apply(ReadingReported { node, reading });
+        self.cluster.apply(ReadingReported { node, reading: reading.into() });
     }
 
     fn observe(&mut self, template: usize, name: &str, gpus: u32, shown: NodeObserved) -> NodeName {

@@ -124,7 +124,7 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
         ..NodeObserved::new(name.clone(), kind)
     });
     ledger
-        .apply(DevicesReported { node: name.clone(), devices, are_all: true })
+        .apply(DevicesReported { node: name.clone(), devices: devices.into(), are_all: true })
         .expect("the node is there, and its GPUs are not too many");
     Ok(())
 }
@@ -205,18 +205,16 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
         let holding = NodeModel { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
         holdings.insert(model, holding);
     }
-    ledger.apply(ReadingReported {
-        node: name.clone(),
-        reading: NodeReading {
-            sampled,
-            gpus,
-            holdings: holdings.into_values().collect(),
-            engines: Vec::new(),
-            in_flight: Vec::new(),
-            sleep: Vec::new(),
-            over_grant: Vec::new(),
-        },
-    });
+    let reading = NodeReading {
+        sampled,
+        gpus,
+        holdings: holdings.into_values().collect(),
+        engines: Vec::new(),
+        in_flight: Vec::new(),
+        sleep: Vec::new(),
+        over_grant: Vec::new(),
+    };
+    ledger.apply(ReadingReported { node: name.clone(), reading: reading.into() });
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// An entry as a segment has it, a line each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -51,7 +52,7 @@ pub struct LatestReports {
 #[derive(Debug)]
 struct KnownReading {
     /// Its figures may be older ones.
-    shape: NodeReading,
+    shape: Arc<NodeReading>,
     /// `None` if they are no numbers to take differences of.
     figures: Option<Figures>,
 }
@@ -113,11 +114,11 @@ impl LatestReports {
                 reading.sampled = sampled;
                 reading.engines.iter_mut().zip(seen).for_each(|(engine, seen)| engine.seen = seen);
                 self.note_reading(&node, &reading);
-                (n, ReadingReported { node, reading }.into())
+                (n, ReadingReported { node, reading: reading.into() }.into())
             }
             Line::ReadingDiffers { n, node, by } => {
                 let reading = self.after(&node, &by).ok_or(NothingToRepeat(node.clone()))?;
-                (n, ReadingReported { node, reading }.into())
+                (n, ReadingReported { node, reading: reading.into() }.into())
             }
         };
         Ok(Entry::Input(Numbered { number, input }))
@@ -152,7 +153,7 @@ impl LatestReports {
     /// The latest reading of a node.
     fn latest(&self, node: &NodeName) -> Option<NodeReading> {
         let known = self.readings.get(node)?;
-        let mut reading = known.shape.clone();
+        let mut reading = NodeReading::clone(&known.shape);
         if let Some(figures) = &known.figures {
             figures.put_into(&mut reading)?;
         }
@@ -163,7 +164,7 @@ impl LatestReports {
     fn after(&mut self, node: &NodeName, by: &[i64]) -> Option<NodeReading> {
         let known = self.readings.get_mut(node)?;
         let figures = known.figures.as_ref()?.after(by)?;
-        let mut reading = known.shape.clone();
+        let mut reading = NodeReading::clone(&known.shape);
         figures.put_into(&mut reading)?;
         known.figures = Some(figures);
         Some(reading)

@@ -154,7 +154,7 @@ mod tests {
     fn begin_binding(cluster: &mut ClusterGuard<'_>) {
         add_node(cluster);
         cluster
-            .apply(DevicesReported { node: node("a"), devices: vec![h100("a", 0)], are_all: true })
+            .apply(DevicesReported { node: node("a"), devices: [h100("a", 0)].into(), are_all: true })
             .unwrap();
         cluster.apply(PodObserved(PodObservation {
             uid: uid("x"),

@@ -37,6 +37,7 @@ impl FuzzedReplica {
             ..NodeObserved::new(name.clone(), NodeKind::Stowage)
         });
         // A node has at most so many, those that it has lost among them.
-        let _ = self.ledger.apply(DevicesReported { node: name.clone(), devices, are_all: true });
+        let _ =
+            self.ledger.apply(DevicesReported { node: name.clone(), devices: devices.into(), are_all: true });
     }
 }

@@ -57,7 +57,7 @@ fn read(
     let sampled = cluster.now();
     let holdings = files.iter().map(file).collect();
     let reading = NodeReading { sampled, holdings, engines, ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node(on), reading });
+    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
 }
 
 /// Five nodes, of which the last does not report.

@@ -32,7 +32,6 @@ use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
-use crate::service::RecordingTap;
 use crate::units::Moment;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -193,17 +192,14 @@ fn apply(
         // A report without GPUs keeps the known ones.
         let Some(devices) = devices else { return Ok(origin) };
         let are_all = validate::lists_all_gpus(report);
-        // What is recorded is kept for a moment: by the names that the ledger has it keeps nothing of the report in memory.
-        let is_recorded = extender.service.recording().is_some_and(RecordingTap::is_recording);
+        // What is kept of the report, here or by the recorder, keeps nothing of it that is known.
         let devices = match &before {
-            Some(known) if is_recorded && **known == *devices => known.to_vec(),
-            _ => devices,
+            Some(known) if **known == *devices => known.clone(),
+            _ => devices.into(),
         };
         let reading = reading.map(|mut reading| {
-            if is_recorded {
-                ledger.rename(node, &mut reading);
-            }
-            reading
+            ledger.rename(node, &mut reading);
+            Arc::new(reading)
         });
         let waiting =
             ledger.apply(DevicesReported { node: node.clone(), devices, are_all }).map_err(|error| {

@@ -83,7 +83,7 @@ impl ReplacedNodeFixture {
         };
         self.service
             .cluster()
-            .apply(DevicesReported { node: a(), devices: vec![device(0), device(1)], are_all: true })
+            .apply(DevicesReported { node: a(), devices: [device(0), device(1)].into(), are_all: true })
             .unwrap();
     }
 

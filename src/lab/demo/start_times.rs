@@ -228,7 +228,7 @@ impl Starts {
             starts
                 .service
                 .cluster()
-                .apply(DevicesReported { node, devices, are_all: true })
+                .apply(DevicesReported { node, devices: devices.into(), are_all: true })
                 .map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         }
         starts.service.lead_from_the_start();
@@ -339,7 +339,7 @@ impl Starts {
         let mut cluster = self.service.cluster();
         let reading =
             NodeReading { sampled: cluster.now(), holdings: holdings.into(), ..NodeReading::default() };
-        cluster.apply(ReadingReported { node: NodeName::parse(machine.node)?, reading });
+        cluster.apply(ReadingReported { node: NodeName::parse(machine.node)?, reading: reading.into() });
         Ok(())
     }
 }

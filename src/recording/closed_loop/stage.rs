@@ -222,7 +222,7 @@ impl<'d> ClosedLoop<'d> {
             })
             .collect();
         let reading = loads.reading(self.now(), node, recorded, &residents);
-        self.cluster.apply(ReadingReported { node: node.clone(), reading });
+        self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.into() });
     }
 
     pub(super) fn at(&mut self, when: Moment, event: Event) {

@@ -87,7 +87,8 @@ impl CandidateFixture {
 
     fn eviction_cost(&mut self, name: &str) -> PodEvictionCost {
         self.ask(BudgetRules::Violate);
-        let room = self.ledger.candidate_for(&self.ledger.preemptor(&uid("asks")), &node("a")).unwrap();
+        let room =
+            self.ledger.candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a")]).pop().unwrap();
         room.candidates.iter().find(|one| one.uid == uid(name)).unwrap().eviction_cost
     }
 
@@ -162,7 +163,7 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
     let meek = Demand { may_preempt: false, ..demand(36, 10) };
     bench.see("meek", meek.clone(), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
     let preemptor = bench.ledger.preemptor(&uid("meek"));
-    assert!(bench.ledger.candidate_for(&preemptor, &node("a")).unwrap().candidates.is_empty());
+    assert!(bench.ledger.candidates_for(&preemptor, [&node("a")]).pop().unwrap().candidates.is_empty());
     let reservation = Reservation {
         node: node("a"),
         devices: Arc::from([gpu_at("a", 0)]),
@@ -192,7 +193,7 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
     let preemptor = bench.ledger.preemptor(&uid("later"));
     for name in ["a", "b"] {
-        assert!(bench.ledger.candidate_for(&preemptor, &node(name)).unwrap().candidates.is_empty());
+        assert!(bench.ledger.candidates_for(&preemptor, [&node(name)]).pop().unwrap().candidates.is_empty());
     }
     assert_eq!(
         bench.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),

@@ -169,7 +169,7 @@ mod tests {
         cluster.observe("p", demand(50), ObservedPhase::Waiting(waiting), None);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let devices = vec![h100("n", 0), h100("n", 1)];
-        cluster.apply(DevicesReported { node: node("n"), devices, are_all: true }).unwrap();
+        cluster.apply(DevicesReported { node: node("n"), devices: devices.into(), are_all: true }).unwrap();
         cluster.pass(1);
         cluster.pod_state(&uid("p")).unwrap().reservation().is_some()
     }

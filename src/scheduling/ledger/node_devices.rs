@@ -26,24 +26,24 @@ impl Ledger {
     pub(in crate::scheduling) fn report_devices(
         &mut self,
         name: &NodeName,
-        devices: Vec<Device>,
+        devices: Arc<[Device]>,
     ) -> Result<usize, DevicesRefused> {
-        self.take_device_report(name, devices, false)
+        self.take_device_report(name, &devices, false)
     }
 
     /// The same of all devices that the machine has: pods on others have none of these.
     pub(in crate::scheduling) fn report_all_devices(
         &mut self,
         name: &NodeName,
-        devices: Vec<Device>,
+        devices: Arc<[Device]>,
     ) -> Result<usize, DevicesRefused> {
-        self.take_device_report(name, devices, true)
+        self.take_device_report(name, &devices, true)
     }
 
     fn take_device_report(
         &mut self,
         name: &NodeName,
-        devices: Vec<Device>,
+        devices: &Arc<[Device]>,
         are_all: bool,
     ) -> Result<usize, DevicesRefused> {
         let node_state = self.node_states.existing_mut(name).ok_or(DevicesRefused::UnknownNode)?;

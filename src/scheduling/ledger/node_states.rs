@@ -386,7 +386,7 @@ impl NodeStates {
     pub(super) fn read(
         &mut self,
         name: &NodeName,
-        reading: NodeReading,
+        reading: Arc<NodeReading>,
         policy: &Policy,
     ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let Some(node_state) = self.nodes.get_mut(name).filter(|node_state| node_state.exists()) else {

@@ -80,7 +80,8 @@ impl Ledger {
         }
     }
 
-    /// Gives a reading the names that are known of its node, as [`Ledger::read`] does: whoever keeps a copy of it keeps no names.
+    /// Gives a reading the names that are known of its node. What it came with is gone with its report; kept, they would be new
+    /// ones for every second of every node, all over the memory.
     pub fn rename(&self, node: &NodeName, reading: &mut NodeReading) {
         if let Some(node_state) = self.node_states.get(node) {
             node_state.rename(reading);
@@ -89,10 +90,15 @@ impl Ledger {
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     /// Answers the engines that have woken over VRAM that they had lent.
-    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) -> Vec<PodUid> {
+    pub(in crate::scheduling) fn read(
+        &mut self,
+        name: &NodeName,
+        reading: impl Into<Arc<NodeReading>>,
+    ) -> Vec<PodUid> {
         if !self.has_node(name) {
             return Vec::new();
         }
+        let reading = reading.into();
         self.note_overuse(name, &reading.over_grant, reading.sampled);
         let found = self.node_states.read(name, reading, &self.policy);
         // It may be old already.

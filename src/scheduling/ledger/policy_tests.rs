@@ -43,7 +43,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.candidate_for(&ledger.preemptor(&uid(pod)), &node("n")).unwrap().candidates.len()
+    ledger.candidates_for(&ledger.preemptor(&uid(pod)), [&node("n")]).pop().unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -179,9 +179,9 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
     assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch), "whole GPUs");
-    ledger.report_devices(&node("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
+    ledger.report_devices(&node("n"), [slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")].into()).unwrap();
     assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch));
-    ledger.report_devices(&node("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
+    ledger.report_devices(&node("n"), [slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")].into()).unwrap();
     assert_eq!(says(&mut ledger), None);
 }
 

@@ -216,7 +216,14 @@ fn one_pod_is_the_victim_of_one_hold() {
     }
     reserve(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(reserve(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
-    assert!(ledger.candidate_for(&ledger.preemptor(&uid("two")), &node("n")).unwrap().candidates.is_empty());
+    assert!(
+        ledger
+            .candidates_for(&ledger.preemptor(&uid("two")), [&node("n")])
+            .pop()
+            .unwrap()
+            .candidates
+            .is_empty()
+    );
 }
 
 #[test]
@@ -225,7 +232,7 @@ fn gpus_known_by_index_become_the_reported_ones() {
     let labelled = gpus(&["index-0", "index-1"]);
     ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled.clone()));
     assert_eq!(bind(&mut ledger, "a", demand(40, Sharing::Shared, 0))[0].as_str(), "index-0");
-    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80)).into()).unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72]);
     ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled));
     assert_eq!(ledger.snapshot().node("n").unwrap().devices[0].uuid.as_str(), "GPU-a", "labels come second");
@@ -246,12 +253,12 @@ fn a_gpu_known_by_index_is_never_a_lost_one_of_an_earlier_machine() {
     };
     // The leader that bound the pod knew no more of the second machine than its labels.
     let mut ledger = earlier();
-    ledger.report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"]).into()).unwrap();
     observe_bound(&mut ledger, "new", demand(60, Sharing::Shared, 0), Some(&["index-0"]));
     assert_eq!(ledger.free_gib("n"), [32, 12, 72], "of GPU-a, which is lost, GPU-c and GPU-d");
     let mut ledger = earlier();
     observe_bound(&mut ledger, "new", demand(60, Sharing::Shared, 0), Some(&["index-0"]));
-    ledger.report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"]).into()).unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 12, 72], "the same if the pod is seen first");
 }
 
@@ -261,11 +268,11 @@ fn a_gpu_known_by_index_may_be_missing_in_the_first_report() {
     ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let [first, second] = <[Device; 2]>::try_from(gpus(&["GPU-a", "GPU-b"])).unwrap();
-    ledger.report_devices(&node("n"), vec![second.clone()]).unwrap();
+    ledger.report_devices(&node("n"), [second.clone()].into()).unwrap();
     assert_eq!(ledger.free_gib("n"), [32], "it may be any");
-    ledger.report_devices(&node("n"), vec![first, second.clone()]).unwrap();
+    ledger.report_devices(&node("n"), [first, second.clone()].into()).unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72]);
-    ledger.report_devices(&node("n"), vec![second]).unwrap();
+    ledger.report_devices(&node("n"), [second].into()).unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72], "the first is lost, and has its pod");
 }
 
@@ -275,13 +282,13 @@ fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
     observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
     ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
     assert_eq!(ledger.free_gib("n"), [32, 32]);
-    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80)).into()).unwrap();
     assert_eq!(ledger.free_gib("n"), [72, 32]);
 }
 
 /// The agent of `n` lists its GPUs.
 fn list(ledger: &mut LedgerCluster, devices: Vec<Device>) {
-    ledger.apply(DevicesReported { node: node("n"), devices, are_all: true }).unwrap();
+    ledger.apply(DevicesReported { node: node("n"), devices: devices.into(), are_all: true }).unwrap();
 }
 
 #[test]
@@ -318,13 +325,13 @@ fn a_gpu_that_is_not_listed_and_may_be_there_is_not_lost() {
 fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.report_devices(&node("n"), gpus(&["GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-b"]).into()).unwrap();
     let snapshot = ledger.snapshot();
     let view = snapshot.node("n").unwrap();
     let lost = view.devices.iter().position(|device| device.uuid.as_str() == "GPU-a").unwrap();
     assert_eq!((view.gpus[lost].health, view.gpus[lost].tenants), (Health::Lost, 1));
     ledger.release(&uid("a"));
-    ledger.report_devices(&node("n"), gpus(&["GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-b"]).into()).unwrap();
     assert_eq!(ledger.snapshot().node("n").unwrap().devices.len(), 1, "with its last pod it is forgotten");
 }
 
@@ -345,7 +352,7 @@ fn a_change_of_one_node_copies_one_node() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
         ledger.set_node(&node(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node(name), gpus(&["GPU-x"])).unwrap();
+        ledger.report_devices(&node(name), gpus(&["GPU-x"]).into()).unwrap();
     }
     let before = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
@@ -365,14 +372,14 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
         ledger.set_node(&node(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node(name), gpus(&["GPU-x"])).unwrap();
+        ledger.report_devices(&node(name), gpus(&["GPU-x"]).into()).unwrap();
     }
     let reader = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     assert_eq!(reader.node("n").unwrap().gpus[0].free(), Bytes::gib(72));
     drop(reader);
     // This one goes to the view at once; the one before it still waits.
-    ledger.report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"])).unwrap();
+    ledger.report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"]).into()).unwrap();
     let next = ledger.snapshot();
     assert_eq!(next.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
     assert_eq!(next.node("o").unwrap().gpus.len(), 2);
@@ -410,11 +417,11 @@ fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_le
         .into_iter()
         .map(|slice| Device { parent: parent.clone(), total: Bytes::gib(40), ..slice })
         .collect();
-    ledger.report_devices(&node("n"), slices.clone()).unwrap();
+    ledger.report_devices(&node("n"), slices.clone().into()).unwrap();
     ledger.wait("b", demand(20, Sharing::Shared, 0));
     assert!(ledger.assume(&uid("b"), &node("n")).is_err());
     ledger.release(&uid("a"));
-    ledger.report_devices(&node("n"), slices).unwrap();
+    ledger.report_devices(&node("n"), slices.into()).unwrap();
     assert!(ledger.assume(&uid("b"), &node("n")).is_ok());
 }
 
@@ -424,7 +431,7 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let names: Vec<String> = (0..64).map(|i| format!("GPU-{i}")).collect();
     let many = gpus(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let refused = ledger.report_devices(&node("n"), many);
+    let refused = ledger.report_devices(&node("n"), many.into());
     assert_eq!(refused, Err(DevicesRefused::TooMany(65)));
     assert_eq!(ledger.free_gib("n"), [32, 72], "and nothing has changed");
 }
@@ -443,7 +450,7 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node("n")).unwrap().clone();
-    ledger.report_devices(&node("n"), gpus(&["GPU-a"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-a"]).into()).unwrap();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert!(ledger.pod_state(&uid("a")).unwrap().soft_reservation().is_none());
 }

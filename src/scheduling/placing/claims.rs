@@ -67,7 +67,7 @@ mod tests {
         let engine_load = EngineLoad::of(Percent::new(kv_cache), Some(0));
         let gpu = GpuReading { uuid: gpu_at(name, 0), used: None, attributed: Vec::new(), engine_load };
         let reading = NodeReading { gpus: [gpu].into(), sampled: cluster.now(), ..NodeReading::default() };
-        cluster.apply(ReadingReported { node: node(name), reading });
+        cluster.apply(ReadingReported { node: node(name), reading: reading.into() });
     }
 
     fn order(cluster: &mut LedgerCluster, names: &[&str]) -> Vec<String> {

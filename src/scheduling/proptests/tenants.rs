@@ -208,7 +208,7 @@ impl TenantFixture {
     fn reserve(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
         let preemptor = self.ledger.preemptor(&uid(pod));
-        let Some(room) = self.ledger.candidate_for(&preemptor, &node_name(node)) else { return };
+        let Some(room) = self.ledger.candidates_for(&preemptor, [&node_name(node)]).pop() else { return };
         let guaranteed = self.guaranteed();
         for candidate in &room.candidates {
             let victim = self.ledger.pod_state(&candidate.uid).unwrap();
@@ -375,7 +375,7 @@ fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &TenantFixture, pod: u8| {
         let preemptor = bench.ledger.preemptor(&uid(pod));
-        bench.ledger.candidate_for(&preemptor, &node_name(1)).unwrap().candidates.len()
+        bench.ledger.candidates_for(&preemptor, [&node_name(1)]).pop().unwrap().candidates.len()
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");

@@ -51,7 +51,7 @@ impl LedgerCluster {
 
     pub fn add_node(&mut self, name: &str, devices: Vec<Device>) {
         self.apply(NodeObserved::new(node(name), NodeKind::Stowage));
-        self.apply(DevicesReported { node: node(name), devices, are_all: true }).unwrap();
+        self.apply(DevicesReported { node: node(name), devices: devices.into(), are_all: true }).unwrap();
     }
 
     /// The pod, whose UID is its name, as the watch shows it.

@@ -34,7 +34,7 @@ impl LedgerCluster {
         };
         let sleep = asleep.iter().map(|pod| (uid(pod), SleepState::Asleep)).collect();
         let reading = NodeReading { sampled: self.now(), gpus: vec![gpu], sleep, ..NodeReading::default() };
-        self.apply(ReadingReported { node: node(on), reading });
+        self.apply(ReadingReported { node: node(on), reading: reading.into() });
     }
 
     /// Three reports show that the engine sleeps on the node's one GPU, and uses 4 GiB.

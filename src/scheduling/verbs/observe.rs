@@ -77,7 +77,7 @@ pub struct ReservationGone(pub PodUid);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicesReported {
     pub node: NodeName,
-    pub devices: Vec<Device>,
+    pub devices: Arc<[Device]>,
     /// No GPU is left out because it could not be read: one that is not among them is lost.
     #[serde(default)]
     pub are_all: bool,
@@ -87,7 +87,8 @@ pub struct DevicesReported {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadingReported {
     pub node: NodeName,
-    pub reading: NodeReading,
+    /// Shared with a recorder, which keeps it for a moment.
+    pub reading: Arc<NodeReading>,
 }
 
 /// The container images that a node lists; `None` if it lists none. Of many the largest count, as many as

@@ -271,7 +271,7 @@ impl RecordedCluster {
                 let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
                 let reading =
                     NodeReading { sampled, gpus, engines, sleep, over_grant, ..NodeReading::default() };
-                self.apply(ReadingReported { node: node_name(node), reading });
+                self.apply(ReadingReported { node: node_name(node), reading: reading.into() });
             }
             OutsideEvent::NodeGone(node) => {
                 self.apply(NodeDeleted(node_name(node)));

@@ -66,7 +66,7 @@ fn report_load(bench: &PlannerFixture, kv_cache: u8) {
     let sampled = ledger.now();
     ledger.apply(ReadingReported {
         node: NodeName::parse("n").unwrap(),
-        reading: NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
+        reading: NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() }.into(),
     });
 }
 
@@ -182,7 +182,10 @@ fn report_overuse(bench: &PlannerFixture, used_gib: u64) {
     let over = (used > granted).then(|| OverGrant { pod: uid("job"), granted, used });
     let sampled = bench.service.cluster().now();
     let reading = NodeReading { sampled, over_grant: over.into_iter().collect(), ..NodeReading::default() };
-    bench.service.cluster().apply(ReadingReported { node: NodeName::parse("n").unwrap(), reading });
+    bench
+        .service
+        .cluster()
+        .apply(ReadingReported { node: NodeName::parse("n").unwrap(), reading: reading.into() });
 }
 
 /// One report a second for so long, in which the job uses 12 of its 10 GiB or less, and the writes.

@@ -60,7 +60,7 @@ fn report(
         engines: states.iter().map(engine).collect(),
         ..NodeReading::default()
     };
-    cluster.apply(ReadingReported { node: node(on), reading });
+    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
 }
 
 fn located(cluster: &LedgerCluster) -> ModelLocations {

@@ -61,7 +61,7 @@ impl NodeState {
         &self,
         since: Moment,
     ) -> impl Iterator<Item = (&PodUid, GpuSet, Bytes)> {
-        let reading = self.reading.as_ref().filter(|_| self.freshness == Freshness::Fresh);
+        let reading = self.reading.as_deref().filter(|_| self.freshness == Freshness::Fresh);
         let ended =
             self.departed.iter().filter(move |departed| departed.at >= since && departed.borrowed.is_empty());
         ended.filter_map(move |departed| {

@@ -55,14 +55,14 @@ impl NodeState {
     /// be, if they are more than [`MAX_GPUS`].
     pub(in crate::scheduling::ledger) fn take_report(
         &mut self,
-        reported: Vec<Device>,
+        reported: &Arc<[Device]>,
         now: Moment,
         pod_states: &PodStates,
     ) -> Result<DeviceReport, usize> {
-        if self.reported && *self.devices == *reported {
+        if self.reported && (Arc::ptr_eq(&self.devices, reported) || self.devices == *reported) {
             return Ok(DeviceReport::default());
         }
-        let merged = self.merge_devices(reported.clone(), pod_states).len();
+        let merged = self.merge_devices(reported.to_vec(), pod_states).len();
         if merged > MAX_GPUS as usize {
             return Err(merged);
         }
@@ -71,11 +71,11 @@ impl NodeState {
         let is_first = !std::mem::replace(&mut self.reported, true);
         Ok(match is_kept_back {
             true => DeviceReport {
-                devices: Some(without_gains(&self.devices, reported)),
+                devices: Some(without_gains(&self.devices, reported.to_vec())),
                 waiting: gains,
                 is_first,
             },
-            false => DeviceReport { devices: Some(reported), waiting: 0, is_first },
+            false => DeviceReport { devices: Some(reported.to_vec()), waiting: 0, is_first },
         })
     }
 
@@ -214,7 +214,7 @@ mod tests {
     }
 
     fn report(ledger: &mut Ledger, count: u32) -> (usize, usize) {
-        let waiting = ledger.report_devices(&name(), gpus(count)).unwrap();
+        let waiting = ledger.report_devices(&name(), gpus(count).into()).unwrap();
         (waiting, ledger.node(&name()).unwrap().devices.len())
     }
 

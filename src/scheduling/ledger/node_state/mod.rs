@@ -73,7 +73,7 @@ pub(in crate::scheduling) struct NodeState {
     /// What device plugins offer, as the node shows it.
     offered: PluginDevices,
     /// The latest of its agent's readings, and how far it may be believed by now.
-    reading: Option<NodeReading>,
+    reading: Option<Arc<NodeReading>>,
     freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
@@ -164,13 +164,13 @@ impl NodeState {
     }
 
     pub(super) fn reading(&self) -> Option<&NodeReading> {
-        self.reading.as_ref()
+        self.reading.as_deref()
     }
 
     /// The latest reading, as long as it may be believed.
     pub(in crate::scheduling) fn believed_reading(&self) -> Option<&NodeReading> {
         let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
-        self.reading.as_ref().filter(|_| is_believed)
+        self.reading.as_deref().filter(|_| is_believed)
     }
 
     pub(super) fn identity(&self) -> Option<&NodeIdentity> {

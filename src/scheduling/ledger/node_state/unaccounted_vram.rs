@@ -149,10 +149,9 @@ impl NodeState {
     /// which GPUs they are.
     pub(in crate::scheduling::ledger) fn read(
         &mut self,
-        mut reading: NodeReading,
+        reading: Arc<NodeReading>,
         policy: &Policy,
     ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
-        self.rename(&mut reading);
         let mut unaccounted = Vec::with_capacity(self.devices.len());
         let mut engine_loads = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
@@ -181,8 +180,7 @@ impl NodeState {
         found
     }
 
-    /// Gives a reading the names that are known here already. What it came with is gone with its report; kept, they would be
-    /// new ones for every second of every node, all over the memory.
+    /// Gives a reading the names that are known here already.
     pub(in crate::scheduling::ledger) fn rename(&self, reading: &mut NodeReading) {
         for (place, gpu) in reading.gpus.iter_mut().enumerate() {
             if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {

@@ -53,7 +53,7 @@ fn over(pod: &str, used_gib: u64) -> OverGrant {
 fn report(cluster: &mut LedgerCluster, over_grant: &[OverGrant]) {
     let reading =
         NodeReading { sampled: cluster.now(), over_grant: over_grant.to_vec(), ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node("n"), reading });
+    cluster.apply(ReadingReported { node: node("n"), reading: reading.into() });
 }
 
 /// What is due, in words.
@@ -149,7 +149,7 @@ fn the_same_sample_counts_once_and_an_old_one_not_at_all() {
     for _ in 0..5 {
         let reading =
             NodeReading { sampled: old, over_grant: vec![over("job", 12)], ..NodeReading::default() };
-        cluster.apply(ReadingReported { node: node("n"), reading });
+        cluster.apply(ReadingReported { node: node("n"), reading: reading.into() });
     }
     assert_eq!(cluster.overuse_of(&uid("job")), None);
     assert_eq!(watch(&mut cluster, 3, &[over("job", 12)]).len(), 1);

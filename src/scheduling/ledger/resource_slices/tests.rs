@@ -122,7 +122,7 @@ fn a_part_of_a_gpu_and_a_gpu_that_is_not_known_yet_count_as_published() {
     );
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, shared(&["GPU-card"])));
     assert_eq!(open(&mut ledger), ["a", "b"], "the labelled node's GPU may be the published one");
-    ledger.report_devices(&node("labelled"), vec![h100("labelled", 0)]).unwrap();
+    ledger.report_devices(&node("labelled"), [h100("labelled", 0)].into()).unwrap();
     assert_eq!(open(&mut ledger), ["a", "b", "labelled"]);
 }
 

@@ -15,7 +15,7 @@ impl LedgerCluster {
         };
         let gpus = gpus.iter().enumerate().map(gpu).collect();
         let reading = NodeReading { sampled: self.now(), gpus, ..NodeReading::default() };
-        self.apply(ReadingReported { node: node(on), reading });
+        self.apply(ReadingReported { node: node(on), reading: reading.into() });
     }
 }
 

@@ -103,7 +103,7 @@ fn asleep(cluster: &mut LedgerCluster, on: &str, gpus: &[u32]) {
     let engines = gpus.iter().map(engine).collect();
     let reading =
         NodeReading { sampled: START, gpus: (0..8).map(gpu).collect(), engines, ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node(on), reading });
+    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
 }
 
 fn of_model(demand: Demand) -> Demand {

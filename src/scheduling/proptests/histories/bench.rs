@@ -145,7 +145,7 @@ impl LedgerHistory {
                 ledger.expire(self.now);
             }
             LedgerStep::LoseGpu(node) => {
-                let _ = ledger.report_devices(&node_name(node), devices(node, 2));
+                let _ = ledger.report_devices(&node_name(node), devices(node, 2).into());
             }
             LedgerStep::RemoveNode(node) => {
                 ledger.remove_node(&node_name(node));
@@ -155,7 +155,7 @@ impl LedgerHistory {
             LedgerStep::AddNode(node) => {
                 ledger.set_node(&node_name(node), NodeKind::Stowage, None);
                 ledger.set_plugin_devices(&node_name(node), PluginDevices::new());
-                ledger.report_all_devices(&node_name(node), devices(node, 3)).unwrap();
+                ledger.report_all_devices(&node_name(node), devices(node, 3).into()).unwrap();
             }
             LedgerStep::GiveToPlugin(node) => {
                 ledger.set_node(&node_name(node), NodeKind::DevicePlugin, None);
@@ -331,7 +331,8 @@ impl LedgerHistory {
 
     fn reserve(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = self.ledger.candidate_for(&self.ledger.preemptor(&uid(pod)), &node_name(node))
+        let Some(room) =
+            self.ledger.candidates_for(&self.ledger.preemptor(&uid(pod)), [&node_name(node)]).pop()
         else {
             return;
         };

@@ -247,7 +247,7 @@ impl World {
 
     fn deliver(&mut self) {
         if let Some(reading) = self.reports.pop_front() {
-            self.woken_over += self.apply(ReadingReported { node: node(), reading }).len();
+            self.woken_over += self.apply(ReadingReported { node: node(), reading: reading.into() }).len();
         }
     }
 

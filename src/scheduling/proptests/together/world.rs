@@ -232,7 +232,7 @@ impl World {
                 false => self.seen_asleep.remove(pod),
             };
         }
-        self.apply(ReadingReported { node: node_name(node), reading });
+        self.apply(ReadingReported { node: node_name(node), reading: reading.into() });
     }
 
     pub fn pass(&mut self, millis: u64) {

@@ -193,7 +193,7 @@ impl World<'_> {
         }
         let reading = NodeReading { sampled: Moment(sampled), gpus, ..NodeReading::default() };
         let name = self.node_names[usize::from(node)].clone();
-        self.door.apply(ReadingReported { node: name, reading });
+        self.door.apply(ReadingReported { node: name, reading: reading.into() });
         self.books.report(node, book);
         self.note(|| format!("node {node} reports what it measured {age} ms ago"));
     }

@@ -50,7 +50,7 @@ fn report(cluster: &mut LedgerCluster, on: &str, engines: Vec<EngineReading>) {
     let sampled = cluster.now();
     let engines = engines.into_iter().map(|engine| EngineReading { seen: sampled, ..engine }).collect();
     let reading = NodeReading { sampled, gpus: (0..4).map(gpu).collect(), engines, ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node(on), reading });
+    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
 }
 
 /// The best place for the demand.

@@ -69,9 +69,9 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
     let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
     ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, observed: None });
-    ledger.report_devices(&node(), vec![device(0, "GPU-a"), device(1, "GPU-b")]).unwrap();
+    ledger.report_devices(&node(), [device(0, "GPU-a"), device(1, "GPU-b")].into()).unwrap();
     // The driver numbers the cards anew.
-    ledger.report_devices(&node(), vec![device(0, "GPU-b"), device(1, "GPU-a")]).unwrap();
+    ledger.report_devices(&node(), [device(0, "GPU-b"), device(1, "GPU-a")].into()).unwrap();
     let snapshot = ledger.snapshot();
     let view = snapshot.node("n").unwrap();
     let charged = view.devices.iter().zip(view.gpus.iter()).find(|(d, _)| d.uuid == gpu("GPU-b")).unwrap();

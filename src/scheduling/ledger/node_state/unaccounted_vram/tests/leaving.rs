@@ -105,7 +105,8 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let candidate = bench.ledger.candidate_for(&bench.ledger.preemptor(&uid("whole")), &node()).unwrap();
+    let candidate =
+        bench.ledger.candidates_for(&bench.ledger.preemptor(&uid("whole")), [&node()]).pop().unwrap();
     let found = cheapest_victims(&candidate, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let reservation = bench.reservation_on_a(found.victims, 60);
