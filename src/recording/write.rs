@@ -34,7 +34,7 @@ impl<W: Write> SegmentWriter<W> {
         self.frames.line(&self.reports.shorten(entry))
     }
 
-    /// An entry that is short already.
+    /// An entry whose reports have been shortened.
     pub(super) fn push_line(&mut self, line: &impl Serialize) -> io::Result<()> {
         self.frames.line(line)
     }
@@ -69,6 +69,11 @@ impl<W: Write> Frames<W> {
         Ok(())
     }
 
+    /// How much a frame still takes. A byte is left for the end of the line.
+    fn room(&self) -> usize {
+        (FRAME_BYTES - 1).saturating_sub(self.text.len())
+    }
+
     fn frame(&mut self, ends_entry: bool) -> io::Result<()> {
         let frame = frame::encode(&self.text, ends_entry);
         self.text.clear();
@@ -84,18 +89,59 @@ impl<W: Write> Frames<W> {
 
 impl<W: Write> Write for Frames<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A byte is left for the end of the line.
-        let room = FRAME_BYTES - 1 - self.text.len().min(FRAME_BYTES - 1);
-        let taken = bytes.len().min(room);
-        self.text.extend_from_slice(&bytes[..taken]);
-        if taken == room {
+        self.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    /// An entry comes in hundreds of pieces, and nearly each of them finds room.
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while bytes.len() >= self.room() {
+            let (fits, rest) = bytes.split_at(self.room());
+            self.text.extend_from_slice(fits);
             self.frame(false)?;
+            bytes = rest;
         }
-        // Nothing fitted, and now there is room.
-        if taken == 0 && !bytes.is_empty() { self.write(bytes) } else { Ok(taken) }
+        self.text.extend_from_slice(bytes);
+        Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::frame::{FrameHead, HEAD_BYTES};
+
+    /// The text of frames, and whether the last of them ends with the end of an entry.
+    fn text_of(mut bytes: &[u8]) -> (Vec<u8>, bool) {
+        let (mut text, mut ends_entry) = (Vec::new(), false);
+        while let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() {
+            let head = FrameHead::read(head).unwrap();
+            let (stored, rest) = rest.split_at(head.stored);
+            text.extend(head.text(stored).unwrap());
+            (bytes, ends_entry) = (rest, head.ends_entry);
+        }
+        assert_eq!(bytes, b"");
+        (text, ends_entry)
+    }
+
+    #[test]
+    fn lines_of_every_length_about_that_of_a_frame_are_written_whole() {
+        // Quotes and the end of the line are three bytes.
+        let about = |bytes: usize| (bytes - 6..bytes + 3).map(|length| "x".repeat(length));
+        for first in about(FRAME_BYTES).chain(about(FRAME_BYTES * 7 / 2)) {
+            for second in ["", "a short one"] {
+                let mut frames = Frames { out: Vec::new(), text: Vec::new(), written: 0 };
+                frames.line(&first).unwrap();
+                frames.line(&second).unwrap();
+                assert!(frames.text.len() <= FRAME_BYTES);
+                frames.frame(true).unwrap();
+                let (text, ends_entry) = text_of(&frames.out);
+                assert!(ends_entry && text == format!("\"{first}\"\n\"{second}\"\n").as_bytes());
+            }
+        }
     }
 }
