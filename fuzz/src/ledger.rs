@@ -232,7 +232,7 @@ impl LedgerRace {
         let (now, term) = (self.now, self.term);
         let ledger = &mut self.replicas[self.acting].ledger;
         let Some(demand) = ledger.pod_state(uid).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = ledger.candidate_for(&ledger.preemptor(uid), node) else { return };
+        let Some(room) = ledger.candidates_for(&ledger.preemptor(uid), [node]).pop() else { return };
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let devices = &ledger.node(node).expect("the node has room").devices;
         let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();

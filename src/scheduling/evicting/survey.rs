@@ -15,13 +15,22 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::Millis;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The members of a pod group that would be evicted for one preemptor.
-struct GroupVictims {
-    /// In order of UID, with the budgets that cover each.
-    members: Vec<(PotentialVictim, Vec<usize>)>,
+struct GroupVictims<'l> {
+    /// In order of UID.
+    members: Vec<GroupMember<'l>>,
+    uids: Arc<[PodUid]>,
     /// A member uses borrowed capacity: only a preemptor that may reclaim its tenant's guarantee evicts the group.
     is_reclaimed: bool,
+}
+
+struct GroupMember<'l> {
+    victim: PotentialVictim,
+    /// Those that cover it.
+    budgets: Vec<usize>,
+    node: &'l NodeName,
 }
 
 /// Makes candidates of one node after the other. Keeps what it found of groups, because their members are on many nodes.
@@ -29,21 +38,17 @@ pub struct CandidateSurvey<'l> {
     ledger: &'l Ledger,
     claim: &'l Preemptor,
     demand: &'l Demand,
-    groups: BTreeMap<&'l GroupKey, Result<GroupVictims, KeepReason>>,
+    groups: BTreeMap<&'l GroupKey, Result<GroupVictims<'l>, KeepReason>>,
     coverage: BudgetIndex<'l>,
     /// By budget: the disruptions that victims of other preemptors will still use.
     spent: BTreeMap<usize, u32>,
+    /// Groups with members on other nodes are kept.
+    is_of_one_node: bool,
 }
 
 impl Ledger {
-    /// The node with every pod on it that may be evicted for the preemptor; `None` if the preemptor may not be placed there at
-    /// all.
-    pub fn candidate_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
-        let demand = &self.pod_state(claim.uid()?)?.demand;
-        self.candidates_for_demand(claim, demand, [node]).pop()
-    }
-
-    /// The same for many nodes; those where the preemptor may not be placed are left out.
+    /// The nodes, each with every pod on it that may be evicted for the preemptor; those where the preemptor may not be placed at
+    /// all are left out.
     pub fn candidates_for<'n>(
         &self,
         claim: &Preemptor,
@@ -154,7 +159,12 @@ impl<'l> CandidateSurvey<'l> {
                     .for_each(|budget| *spent.entry(budget).or_default() += 1);
             }
         }
-        Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent }
+        Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent, is_of_one_node: false }
+    }
+
+    /// The same for one that evicts pods of one node only: a group with members on others stays.
+    pub fn of_one_node(self) -> Self {
+        Self { is_of_one_node: true, ..self }
     }
 
     /// The node with every pod on it that may be evicted; `None` if the preemptor may not be placed there at all.
@@ -247,13 +257,15 @@ impl<'l> CandidateSurvey<'l> {
         if let Some(known) = places.gangs.get(key) {
             return Some(Some(*known));
         }
-        let (ledger, may_reclaim) = (self.ledger, self.claim.tenancy().may_reclaim(wanted));
+        let (may_reclaim, is_of_one_node) = (self.claim.tenancy().may_reclaim(wanted), self.is_of_one_node);
         let group_victims = self.group_victims(key).as_ref().ok()?;
-        if group_victims.is_reclaimed && !may_reclaim {
+        if group_victims.is_reclaimed && !may_reclaim
+            || is_of_one_node && group_victims.elsewhere(&room.node).next().is_some()
+        {
             return None;
         }
         let place = room.gangs.len() as u16;
-        room.gangs.push(group_victims.gang(ledger, &room.node, places));
+        room.gangs.push(group_victims.gang(&room.node, places));
         places.gangs.insert(key, place);
         Some(Some(place))
     }
@@ -276,7 +288,7 @@ impl<'l> CandidateSurvey<'l> {
         (self.ledger.members_of(key).nth(1).is_some()).then_some(key)
     }
 
-    fn group_victims(&mut self, key: &'l GroupKey) -> &Result<GroupVictims, KeepReason> {
+    fn group_victims(&mut self, key: &'l GroupKey) -> &Result<GroupVictims<'l>, KeepReason> {
         if !self.groups.contains_key(key) {
             let group_victims = self.find_group_victims(key).ok_or_else(|| KeepReason::Group(key.clone()));
             self.groups.insert(key, group_victims);
@@ -285,9 +297,9 @@ impl<'l> CandidateSurvey<'l> {
     }
 
     /// All members that are on a node and not leaving already; `None` if one of them may not be evicted.
-    fn find_group_victims(&self, key: &GroupKey) -> Option<GroupVictims> {
+    fn find_group_victims(&self, key: &GroupKey) -> Option<GroupVictims<'l>> {
         let Self { ledger, claim, demand, .. } = *self;
-        let mut group_victims = GroupVictims { members: Vec::new(), is_reclaimed: false };
+        let (mut members, mut is_reclaimed) = (Vec::new(), false);
         for uid in ledger.members_of(key) {
             let pod_state = ledger.known_pod(uid);
             let is_there =
@@ -299,12 +311,14 @@ impl<'l> CandidateSurvey<'l> {
             if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
                 return None;
             }
-            group_victims.is_reclaimed |= claim.tenancy().bond(uid, pod_state) == TenantHold::Borrowed;
-            let node_state = ledger.node_state(pod_state.node()?)?;
-            let resident = ledger.with_eviction_cost(uid, pod_state, node_state, demand, claim)?;
-            group_victims.members.push((resident, self.budgets_over(pod_state)));
+            is_reclaimed |= claim.tenancy().bond(uid, pod_state) == TenantHold::Borrowed;
+            let node = pod_state.node()?;
+            let victim =
+                ledger.with_eviction_cost(uid, pod_state, ledger.node_state(node)?, demand, claim)?;
+            members.push(GroupMember { victim, budgets: self.budgets_over(pod_state), node });
         }
-        Some(group_victims)
+        let uids = members.iter().map(|member| member.victim.uid.clone()).collect();
+        Some(GroupVictims { members, uids, is_reclaimed })
     }
 
     fn allowed(&self, budget: usize) -> u32 {
@@ -313,27 +327,30 @@ impl<'l> CandidateSurvey<'l> {
     }
 }
 
-impl GroupVictims {
+impl<'l> GroupVictims<'l> {
     /// The group as part of one node's candidate: members on that node are potential victims there, the others are summed up.
-    fn gang(&self, ledger: &Ledger, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
+    fn gang(&self, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
         let mut gang = VictimGroup {
-            members: self.members.iter().map(|(member, _)| member.uid.clone()).collect(),
+            members: self.uids.clone(),
             eviction_cost: EvictionCost::default(),
             grace: Millis::default(),
             given_back: TenantUsage::default(),
             budgets: Vec::new(),
             elsewhere: Vec::new(),
         };
-        let is_elsewhere = |uid: &PodUid| ledger.known_pod(uid).node() != Some(node);
-        for (member, over) in self.members.iter().filter(|(member, _)| is_elsewhere(&member.uid)) {
-            gang.eviction_cost = gang.eviction_cost.plus(member);
-            gang.grace = gang.grace.max(member.grace);
-            gang.given_back += member.given_back;
-            gang.budgets.extend(over.iter().map(|budget| places.budget(*budget)));
-            let at = ledger.known_pod(&member.uid).node().cloned();
-            gang.elsewhere.extend(at.map(|at| (at, member.tenant)));
+        for GroupMember { victim, budgets, node } in self.elsewhere(node) {
+            gang.eviction_cost = gang.eviction_cost.plus(victim);
+            gang.grace = gang.grace.max(victim.grace);
+            gang.given_back += victim.given_back;
+            gang.budgets.extend(budgets.iter().map(|budget| places.budget(*budget)));
+            gang.elsewhere.push(((*node).clone(), victim.tenant));
         }
         gang
+    }
+
+    /// The members on other nodes.
+    fn elsewhere(&self, node: &NodeName) -> impl Iterator<Item = &GroupMember<'l>> {
+        self.members.iter().filter(move |member| member.node != node)
     }
 }
 

@@ -13,12 +13,12 @@ use super::request::VerbRequest;
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::{
-    self, BudgetRules, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
+    self, BudgetRules, CandidateSurvey, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
 };
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, FilterSnapshot, Requirements};
-use crate::scheduling::ledger::{AssumeConflict, Ledger, PotentialVictim, Preemptor};
+use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
-use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
@@ -111,8 +111,9 @@ pub struct LeftToPlanner(pub PodUid);
 /// The preempting pod, and the state that its candidates are assessed by.
 struct OfferedSurvey<'a> {
     ledger: &'a Ledger,
-    uid: &'a PodUid,
-    preemptor: Preemptor,
+    demand: &'a Demand,
+    /// What the nodes have in common is looked at once.
+    survey: CandidateSurvey<'a>,
     /// CPU, memory and other resources that it requests besides GPUs.
     query: FilterQuery<'a>,
 }
@@ -121,17 +122,22 @@ struct OfferedSurvey<'a> {
 /// if the policy permits it.
 pub fn preempt(view: PreemptView) -> PreemptDecision {
     let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
-    let Some(pod_state) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
+    let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
+    // The kubelet picks its GPUs: which pods must leave is unknown.
+    if demand.asks_plugin() {
+        return PreemptDecision::NoCandidate;
+    }
     let (preemptor, query) = (ledger.preemptor(&uid), kube_filters.ask(None, &wants));
-    let survey = OfferedSurvey { ledger: &ledger, uid: &uid, preemptor, query };
+    // kube-scheduler evicts pods of one node.
+    let survey = ledger.survey(&preemptor, demand).of_one_node();
+    let mut survey = OfferedSurvey { ledger: &ledger, demand, survey, query };
     // Those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
     let (mut candidates, mut others) = (Vec::new(), BTreeMap::new());
     for (candidate, others_there) in offered.iter().filter_map(|node| survey.candidate(node)) {
         others.insert(candidate.node.clone(), others_there);
         candidates.push(candidate);
     }
-    let (demand, violate_budgets) =
-        (ledger.beside_spare(&pod_state.demand), ledger.policy().preemption.violate_budgets);
+    let (demand, violate_budgets) = (ledger.beside_spare(demand), ledger.policy().preemption.violate_budgets);
     let by = |rules| evicting::cheapest(&candidates, &demand, rules, SearchEffort::default());
     let found = match violate_budgets {
         ViolateBudgets::Never => by(BudgetRules::Keep),
@@ -171,15 +177,14 @@ impl Change for PreemptAsked {
 
 impl OfferedSurvey<'_> {
     /// The node as a candidate, and kube-scheduler's victims there that request no VRAM.
-    fn candidate(&self, offered: &OfferedNode) -> Option<(PreemptionCandidate, Vec<String>)> {
-        let Self { ledger, uid, preemptor, query } = self;
+    fn candidate(&mut self, offered: &OfferedNode) -> Option<(PreemptionCandidate, Vec<String>)> {
+        let Self { ledger, demand, survey, query } = self;
         let node = NodeName::parse(&offered.node).ok()?;
         // If kube-scheduler itself would evict no pod, it rejects the node for another reason.
         if offered.victims.is_empty() {
             return None;
         }
-        let mut candidate = ledger.candidate_for(preemptor, &node)?;
-        keep_whole_groups(&mut candidate);
+        let mut candidate = survey.candidate(&node)?;
         let mut residents = Vec::new();
         let mut others = Vec::new();
         for victim in &offered.victims {
@@ -193,7 +198,7 @@ impl OfferedSurvey<'_> {
         }
         let mut shortfall = Shortfall::of(residents.iter());
         // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
-        let missing = ledger.pod_state(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
+        let missing = demand.vram().minus(ledger.sum_left_on(&node));
         shortfall.vram = shortfall.vram.min(missing);
         let lack =
             query.shortfall(&node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(&node) });
@@ -208,13 +213,6 @@ impl OfferedSurvey<'_> {
         }
         Some((candidate, others))
     }
-}
-
-/// kube-scheduler evicts pods of one node: a group with members on other nodes is kept.
-fn keep_whole_groups(candidate: &mut PreemptionCandidate) {
-    let is_gone = |uid: &PodUid| candidate.candidates.iter().any(|resident| resident.uid == *uid);
-    let is_here: Vec<bool> = candidate.gangs.iter().map(|gang| gang.members.iter().all(is_gone)).collect();
-    candidate.candidates.retain(|resident| resident.gang.is_none_or(|gang| is_here[usize::from(gang)]));
 }
 
 /// By how much the known disruption budgets are exceeded if these pods are evicted.
