@@ -18,8 +18,8 @@ use stowage::scheduling::verbs::wait::{NoPlacementFound, PodRequeued, PutBack, R
 use stowage::units::{Bytes, Millis};
 
 const FIRST: usize = 30_000_000;
-/// What the planner of a running Stowage gives one run.
-const STEPS: u64 = 50_000;
+/// What the planner of a running Stowage gives one run, at least; and by nodes.
+const STEPS: (u64, u64) = (50_000, 10);
 const PLACES: usize = 256;
 const PODS_PER_RUN: usize = 2048;
 const LARGE: usize = 65_000;
@@ -122,7 +122,7 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
         let scratch = cluster.ledger.scratch();
         locked.add(start.elapsed());
         let start = Instant::now();
-        let plan = plan_within(scratch, &kube_filters, &queue, bounds());
+        let plan = plan_within(scratch, &kube_filters, &queue, bounds(nodes));
         runs.add(start.elapsed());
         // Microseconds stand for steps here.
         steps.add(Duration::from_micros(plan.spent));
@@ -143,15 +143,16 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
     );
 }
 
-fn bounds() -> PlanBounds<'static> {
-    PlanBounds { free: STEPS, evictions: STEPS, places: PLACES, is_stopped: &|| false }
+fn bounds(nodes: usize) -> PlanBounds<'static> {
+    let steps = STEPS.0.max(STEPS.1 * nodes as u64);
+    PlanBounds { free: steps, evictions: steps, places: PLACES, is_stopped: &|| false }
 }
 
 fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, Duration) {
     let start = Instant::now();
     let queue = cluster.ledger.apply(TakePending { limit: PODS_PER_RUN });
     let scratch = cluster.ledger.scratch();
-    let plan = plan_within(scratch, kube_filters, &queue, bounds());
+    let plan = plan_within(scratch, kube_filters, &queue, bounds(cluster.nodes.len()));
     (plan, start.elapsed())
 }
 

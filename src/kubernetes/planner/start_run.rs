@@ -21,8 +21,11 @@ pub(super) const PODS_PER_RUN: usize = 2048;
 /// Maximum pods placed in one run: all of them take effect at once.
 const PLACED_AT_ONCE: usize = 256;
 /// Step limits of one run, for placements and for evictions; a step is one to two microseconds. A run with both takes less than
-/// a quarter of a second at 5,000 nodes, however many pods are pending.
+/// a quarter of a second at 5,000 nodes, however many pods are pending, and in proportion longer with more: there each pod needs
+/// more steps, too.
 const STEPS: u64 = 50_000;
+/// At least so many, by the nodes of the cluster.
+const STEPS_PER_NODE: u64 = 10;
 /// Gated pods that are nominated and not bound. kube-scheduler binds some hundreds a second, so this many are enough for now,
 /// and each one that waits keeps VRAM from others.
 const TOLD_AT_ONCE: usize = 512;
@@ -47,13 +50,14 @@ impl Planner {
         if pending.is_empty() {
             return;
         }
-        let scratch = ledger.scratch();
+        let mut scratch = ledger.scratch();
         let began = PlanBasis { at: now, generation: ledger.generation() };
         drop(ledger);
         let service = self.service.clone();
         self.run.begin(began, move |is_stopped| {
             let kube_filters = service.cluster().kube_filters().snapshot();
-            let bounds = PlanBounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
+            let steps = STEPS.max(STEPS_PER_NODE * scratch.snapshot().nodes().len() as u64);
+            let bounds = PlanBounds { free: steps, evictions: steps, places: PLACED_AT_ONCE, is_stopped };
             plan_within(scratch, &kube_filters, &pending, bounds)
         });
     }

@@ -1,28 +1,40 @@
 //! Lower bounds of the eviction cost, by node: computed from the node states alone, without reading each pod's state. Most nodes
 //! need no closer examination.
 
-use super::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
+use super::{EvictionCost, GpuFloor, NodeCostBound, gpu_need};
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::ledger::Preemptor;
 use crate::scheduling::ledger::{NodeState, ResidentPod};
 use crate::scheduling::placing::fit::usable;
 use crate::scheduling::policy::Preemptibility;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;
 
+/// The lower bounds of one node's GPUs; kept from one node to the next, which needs the same memory.
+#[derive(Debug, Default)]
+struct GpuFloors {
+    /// By index; `None` for one that the demand cannot use.
+    on_gpus: Vec<Option<GpuFloor>>,
+    costs: Vec<EvictionCost>,
+    evicted: Vec<u32>,
+}
+
 impl Ledger {
-    /// The nodes where a demand would fit without the pods that might be evicted for it, the potentially cheapest first. Only
-    /// priority and class exclude a pod here; reasons that need the pod's own state are checked later.
+    /// The nodes where a demand would fit without the pods that might be evicted for it, the potentially cheapest first, and those
+    /// alike in order of name. Only priority and class exclude a pod here; reasons that need the pod's own state are checked
+    /// later.
     pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
+        let mut floors = GpuFloors::default();
         let node_states = self.all_node_states().filter(|node_state| node_state.can_be_emptied_for(demand));
         let mut cost_bounds: Vec<NodeCostBound> = node_states
             .filter_map(|node_state| {
-                let (floor, least_evicted) = self.floor(node_state, claim, demand)?;
+                let (floor, least_evicted) = self.floor(node_state, claim, demand, &mut floors)?;
                 Some(NodeCostBound { floor, node: node_state.view().name.clone(), least_evicted })
             })
             .collect();
-        cost_bounds.sort_unstable();
+        // They are in order of name.
+        cost_bounds.sort_by_key(|bound| bound.floor);
         cost_bounds
     }
 
@@ -32,6 +44,7 @@ impl Ledger {
         node_state: &NodeState,
         claim: &Preemptor,
         demand: &Demand,
+        floors: &mut GpuFloors,
     ) -> Option<(EvictionCost, u32)> {
         let asks = claim.uid()?;
         let own_view;
@@ -42,40 +55,50 @@ impl Ledger {
             }
             false => &node_state.view().gpus,
         };
-        let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
-        let gpu_candidates = places.filter_map(|place| self.gpu_cost_floor(node_state, gpus, place, demand));
-        let (mut floors, mut pods): (Vec<EvictionCost>, Vec<u32>) = gpu_candidates.unzip();
-        floors.sort_unstable();
-        pods.sort_unstable();
-        let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
+        self.fill_floors(node_state, gpus, demand, floors);
+        let wanted = demand.gpus as usize;
+        let last = *floors.costs.get(wanted.checked_sub(1)?)?;
         // One pod may be on several of these GPUs.
         let widest = node_state.residents().iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
-        let on_gpus: u32 = pods.iter().take(demand.gpus as usize).sum();
+        let on_gpus: u32 = floors.evicted.iter().take(wanted).sum();
         Some((last, on_gpus.div_ceil(widest)))
     }
 
-    fn gpu_cost_floor(
-        &self,
-        node_state: &NodeState,
-        gpus: &[Gpu],
-        place: usize,
-        demand: &Demand,
-    ) -> Option<(EvictionCost, u32)> {
-        let (gpu, need) = (&gpus[place], gpu_need(&gpus[place], demand));
-        let there =
-            node_state.residents().iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
-        let ended = self.ended_victims(node_state).any(|ended| ended.gpus.contains(place));
-        let who_goes = || {
-            let there = there.clone();
-            let there = there.filter_map(|tenant| {
-                let eviction_cost = self.lowest_cost(tenant, demand)?;
-                Some((most_given_back(tenant, gpu, demand), eviction_cost, tenant.is_leaving))
-            });
-            // Their memory is no more than all unaccounted VRAM.
-            there.chain(ended.then_some((gpu.unaccounted_vram.0, EvictionCost::default(), true)))
-        };
-        let floor = least_on_gpu(need, who_goes().map(|(amount, eviction_cost, _)| (amount, eviction_cost)))?;
-        Some((floor, least_pods_on_gpu(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving)))))
+    /// In one pass over the residents. The results are of the GPUs that can be emptied for the demand, the lowest first.
+    fn fill_floors(&self, node_state: &NodeState, gpus: &[Gpu], demand: &Demand, floors: &mut GpuFloors) {
+        let GpuFloors { on_gpus, costs, evicted } = floors;
+        on_gpus.clear();
+        on_gpus
+            .extend(gpus.iter().map(|gpu| usable(gpu, demand).then(|| GpuFloor::of(gpu_need(gpu, demand)))));
+        for tenant in node_state.residents().iter().filter(|tenant| tenant.placed) {
+            let Some(eviction_cost) = self.lowest_cost(tenant, demand) else { continue };
+            for place in tenant.gpus.iter() {
+                if let Some(Some(floor)) = on_gpus.get_mut(place) {
+                    floor.add(
+                        most_given_back(tenant, &gpus[place], demand),
+                        eviction_cost,
+                        tenant.is_leaving,
+                    );
+                }
+            }
+        }
+        let ended: GpuSet = self.ended_victims(node_state).flat_map(|ended| ended.gpus.iter()).collect();
+        for place in ended.iter() {
+            if let Some(Some(floor)) = on_gpus.get_mut(place) {
+                // Their memory is no more than all unaccounted VRAM.
+                floor.add(gpus[place].unaccounted_vram.0, EvictionCost::default(), true);
+            }
+        }
+        costs.clear();
+        evicted.clear();
+        for floor in on_gpus.iter().flatten() {
+            if let Some(cost) = floor.cost() {
+                costs.push(cost);
+                evicted.push(floor.evicted());
+            }
+        }
+        costs.sort_unstable();
+        evicted.sort_unstable();
     }
 
     /// A lower bound of the cost of one pod's eviction; `None` if its priority or class excludes it.

@@ -187,24 +187,43 @@ fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand
     let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default()));
     let candidates =
         candidate.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
-    let there = awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place));
-    least_on_gpu(
-        gpu_need(gpu, demand),
-        there.map(|(resident, eviction_cost)| (relief(resident, gpu, demand), eviction_cost)),
-    )
+    let mut floor = GpuFloor::of(gpu_need(gpu, demand));
+    for (resident, eviction_cost) in awaited.chain(candidates) {
+        if resident.gpus.contains(place) {
+            floor.add(relief(resident, gpu, demand), eviction_cost, false);
+        }
+    }
+    floor.cost()
 }
 
-/// A lower bound of the cost of covering the need on a GPU by units with these reliefs and costs.
-pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost)>) -> Option<EvictionCost> {
-    if need == 0 {
-        return Some(EvictionCost::default());
+/// Lower bounds of what it takes to cover the need on a GPU, from one pod that leaves to the next: of the cost, and of the number
+/// of evicted pods. The pod with the best value is assumed to be there as often as needed.
+#[derive(Debug, Clone)]
+pub struct GpuFloor {
+    need: u64,
+    /// What all of them together do not cover.
+    left: u64,
+    best: Option<EvictionCost>,
+    /// What those that leave anyway do not cover.
+    left_to_evict: u64,
+    largest: u64,
+}
+
+impl GpuFloor {
+    pub fn of(need: u64) -> Self {
+        Self { need, left: need, best: None, left_to_evict: need, largest: 1 }
     }
-    let (mut left, mut best) = (need, None::<EvictionCost>);
-    for (amount, eviction_cost) in who_goes {
-        left = left.saturating_sub(amount);
-        let cost = u128::from(eviction_cost.cost) * u128::from(need) / u128::from(amount.max(1));
+
+    /// A pod that may leave gives back this amount. One that leaves anyway is not evicted.
+    pub fn add(&mut self, amount: u64, eviction_cost: EvictionCost, leaves_anyway: bool) {
+        self.left = self.left.saturating_sub(amount);
+        match leaves_anyway {
+            true => self.left_to_evict = self.left_to_evict.saturating_sub(amount),
+            false => self.largest = self.largest.max(amount),
+        }
+        let cost = u128::from(eviction_cost.cost) * u128::from(self.need) / u128::from(amount.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        best = Some(best.map_or(EvictionCost { cost, ..eviction_cost }, |best| EvictionCost {
+        self.best = Some(self.best.map_or(EvictionCost { cost, ..eviction_cost }, |best| EvictionCost {
             from_guarantee: best.from_guarantee && eviction_cost.from_guarantee,
             priority: best.priority.min(eviction_cost.priority),
             spared: best.spared.min(eviction_cost.spared),
@@ -212,21 +231,20 @@ pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost
             ..best
         }));
     }
-    let EvictionCost { from_guarantee, priority, spared, cost, .. } = best.filter(|_| left == 0)?;
-    Some(EvictionCost { from_guarantee, priority, spared, cost, ..EvictionCost::default() })
-}
 
-/// A lower bound of the number of pods to evict to cover the need on a GPU by pods with these reliefs; a pod that leaves anyway
-/// is not evicted.
-pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>) -> u32 {
-    let (mut left, mut largest) = (need, 1);
-    for (amount, leaves_anyway) in who_goes {
-        match leaves_anyway {
-            true => left = left.saturating_sub(amount),
-            false => largest = largest.max(amount),
+    /// `None` if even all of them are not enough.
+    pub fn cost(&self) -> Option<EvictionCost> {
+        if self.need == 0 {
+            return Some(EvictionCost::default());
         }
+        let EvictionCost { from_guarantee, priority, spared, cost, .. } =
+            self.best.filter(|_| self.left == 0)?;
+        Some(EvictionCost { from_guarantee, priority, spared, cost, ..EvictionCost::default() })
     }
-    u32::try_from(left.div_ceil(largest)).unwrap_or(u32::MAX)
+
+    pub fn evicted(&self) -> u32 {
+        u32::try_from(self.left_to_evict.div_ceil(self.largest)).unwrap_or(u32::MAX)
+    }
 }
 
 /// What one pod gives back on a GPU.

@@ -23,7 +23,7 @@ pub use best_first::{
 };
 pub use candidate::{PreemptionCandidate, Shortfall, VictimGroup};
 pub use eviction_cost::EvictionCost;
-pub use lower_bound::{gpu_need, least_on_gpu, least_pods_on_gpu};
+pub use lower_bound::{GpuFloor, gpu_need};
 pub use survey::CandidateSurvey;
 pub use without_evictable::WithoutEvictable;
 

@@ -228,6 +228,11 @@ impl Ledger {
         self.node_states.get(node).map_or(&[], NodeState::coming)
     }
 
+    /// The same of each node that exists, in order of name, which is that of the snapshot.
+    pub(in crate::scheduling) fn coming_by_node(&self) -> impl Iterator<Item = &[PodUid]> {
+        self.node_states.all_existing().map(NodeState::coming)
+    }
+
     /// All pods of a group.
     pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
         self.members_of(key).filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))

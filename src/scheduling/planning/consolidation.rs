@@ -10,6 +10,7 @@ use super::{PlanView, PlannedPlacement};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, VictimSet};
+use crate::scheduling::kube_filters::AssumedNodeChange;
 use crate::scheduling::ledger::{
     ObservedPhase, ObservedWaiting, PendingPod, PodObservation, SchedulingGate, WaitKind,
 };
@@ -108,12 +109,13 @@ impl PlanningState<'_> {
         let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
         let question = signature.question(self.kube_filters);
         let pace = self.pace;
-        let gpu_candidates =
-            (0..snapshot.nodes().len()).take_while(|_| pace.goes_on(1)).filter_map(|place| {
-                signature.admits(place, &seeing, question.as_ref(), &[]).ok()?;
-                let (score, gpus) = rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
-                Some((score, place, gpus))
-            });
+        let nodes = self.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1));
+        let gpu_candidates = nodes.filter_map(|(place, coming)| {
+            let beside = AssumedNodeChange { leaving: &[], coming };
+            signature.admits(place, &seeing, question.as_ref(), &beside).ok()?;
+            let (score, gpus) = rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
+            Some((score, place, gpus))
+        });
         gpu_candidates.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))
     }
 }

@@ -83,14 +83,14 @@ impl PodSignature {
         self.wants.as_ref().map(|wants| kube_filters.ask(None, wants))
     }
 
-    /// Whether the pods may be placed on a node, once `leaving` are gone. The names of the latest filter request are what the
-    /// scheduler itself found; a node may have changed since, so a refusal by our own check wins.
+    /// Whether the pods may be placed on a node, beside what comes there and once `leaving` are gone. The names of the latest
+    /// filter request are what the scheduler itself found; a node may have changed since, so a refusal by our own check wins.
     pub fn admits(
         &self,
         place: usize,
         seeing: &PlanView<'_>,
         question: Option<&FilterQuery<'_>>,
-        leaving: &[PodUid],
+        beside: &AssumedNodeChange<'_>,
     ) -> Result<(), NodeFit> {
         let node = &seeing.snapshot.nodes()[place];
         // Nodes were added or removed since the pod asked: the names say nothing of these.
@@ -98,15 +98,14 @@ impl PodSignature {
         if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
             return Err(NodeFit::Shut);
         }
-        let coming = seeing.ledger.coming_to(&node.name);
         let verdict = question.map_or(FilterVerdict::Unsupported(UnsupportedRule::UnknownPod), |question| {
-            question.verdict(&node.name, &AssumedNodeChange { leaving, coming })
+            question.verdict(&node.name, beside)
         });
         match verdict {
             FilterVerdict::Accepts => Ok(()),
             FilterVerdict::Rejects(_) => Err(NodeFit::Shut),
             // The victims may be why the scheduler asked about this node: then the names say nothing of the node without them.
-            FilterVerdict::Unsupported(_) if asked.is_some() && leaving.is_empty() => Ok(()),
+            FilterVerdict::Unsupported(_) if asked.is_some() && beside.leaving.is_empty() => Ok(()),
             FilterVerdict::Unsupported(unjudged) => Err(NodeFit::Unjudged(unjudged)),
         }
     }
@@ -129,8 +128,9 @@ impl NodeRanking {
             unjudged: BTreeSet::new(),
         };
         let question = signature.question(kube_filters);
-        for place in (0..nodes).take_while(|_| pace.goes_on(1)) {
-            ranking.look_at(place, seeing, question.as_ref());
+        // Both are in order of name.
+        for (place, coming) in seeing.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1)) {
+            ranking.look_at(place, coming, seeing, question.as_ref());
         }
         ranking
     }
@@ -142,7 +142,8 @@ impl NodeRanking {
     /// Examines again a node that has changed.
     pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
         let signature = self.signature.clone();
-        self.look_at(place, seeing, signature.question(kube_filters).as_ref());
+        let coming = seeing.ledger.coming_to(&seeing.snapshot.nodes()[place].name);
+        self.look_at(place, coming, seeing, signature.question(kube_filters).as_ref());
     }
 
     /// Indices in the snapshot and the GPUs there, best first.
@@ -180,14 +181,21 @@ impl NodeRanking {
         })
     }
 
-    fn look_at(&mut self, place: usize, seeing: &PlanView<'_>, question: Option<&FilterQuery<'_>>) {
+    fn look_at(
+        &mut self,
+        place: usize,
+        coming: &[PodUid],
+        seeing: &PlanView<'_>,
+        question: Option<&FilterQuery<'_>>,
+    ) {
         match self.gpu_candidates[place] {
             NodeFit::Free(score, _) => self.free.remove(&(score, place)),
             NodeFit::Full(_) => self.full.remove(&place),
             NodeFit::Unjudged(_) => self.unjudged.remove(&place),
             NodeFit::Shut => false,
         };
-        let admitted = self.signature.admits(place, seeing, question, &[]);
+        let beside = AssumedNodeChange { leaving: &[], coming };
+        let admitted = self.signature.admits(place, seeing, question, &beside);
         let gpu_candidate =
             || rank::score_node(seeing.snapshot, place, &self.signature.demand, seeing.ledger.policy());
         self.gpu_candidates[place] = match admitted.map(|()| gpu_candidate()) {

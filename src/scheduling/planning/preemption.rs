@@ -98,8 +98,10 @@ impl CandidateFinder<'_> {
             .map(|resident| resident.uid.clone())
             .collect();
         let place = snapshot.place_of(node.as_str())?;
-        signature.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
-        let beside = AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) };
+        let coming = ledger.coming_to(node);
+        let beside = AssumedNodeChange { leaving: &leaving, coming };
+        signature.admits(place, &seeing, question.as_ref(), &beside).ok()?;
+        let beside = AssumedNodeChange { leaving: &[], coming };
         let lack = question.as_ref().map(|question| question.shortfall(node, &beside));
         candidate.shortfall.host_resources = lack.unwrap_or_default();
         Some(candidate)
@@ -109,8 +111,9 @@ impl CandidateFinder<'_> {
     /// the cost, so that the search does not see them.
     fn is_enough(&self, set: &VictimSet) -> bool {
         let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
-        let leaving = set.all_victims();
-        let admits = |place| self.signature.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
+        let (leaving, coming) = (set.all_victims(), self.ledger.coming_to(&set.node));
+        let beside = AssumedNodeChange { leaving: &leaving, coming };
+        let admits = |place| self.signature.admits(place, &seeing, self.question.as_ref(), &beside).is_ok();
         self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
     }
 }
