@@ -3,7 +3,8 @@
 //! The time to find victims, or that no eviction helps; and the cost of the answer beside simpler ways to one: the first node
 //! where it works, and on each GPU the cheapest pods first. Each answer is checked by the ledger before it is timed. `-- copies`
 //! times only the copy of the ledger that each plan begins with, `-- limits` pods under eviction limits and how long a run takes
-//! while fifty thousand wait, `-- beside` filter while they do, `-- large` plans of 65,000 nodes.
+//! while fifty thousand wait, `-- beside` filter while they do, `-- preempt` the verb, `-- large` plans and the verb at 65,000
+//! nodes.
 
 #[cfg(feature = "service")]
 mod beside;
@@ -11,6 +12,7 @@ mod cluster;
 #[path = "../common/gpu.rs"]
 mod gpu;
 mod limits;
+mod preempt;
 mod queues;
 #[path = "../common/samples.rs"]
 #[expect(dead_code, reason = "one thread takes these times")]
@@ -40,7 +42,7 @@ const FIRST_WAITING: usize = 10_000_000;
 type BenchGroup = (&'static str, &'static [fn()]);
 
 /// Has a million pods, which takes gigabytes: only if asked for.
-const LARGE: BenchGroup = ("large", &[limits::time_large, queues::time_large]);
+const LARGE: BenchGroup = ("large", &[limits::time_large, queues::time_large, preempt::time_large]);
 
 fn main() {
     let parts: &[BenchGroup] = &[
@@ -48,6 +50,7 @@ fn main() {
         ("limits", &[limits::time_limits]),
         #[cfg(feature = "service")]
         ("beside", &[beside::time_filter_beside_planner]),
+        ("preempt", &[preempt::time_preempt]),
         ("plans", &[time_decisions, compare_prices, queues::time_plans]),
     ];
     let is_asked = |name: &str| std::env::args().any(|argument| argument == name);
