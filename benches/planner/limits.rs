@@ -11,15 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
 use stowage::scheduling::kube_filters::FilterSnapshot;
-use stowage::scheduling::planning::{Plan, PlanBounds, PlanStep, WaitReason, plan_within};
+use stowage::scheduling::planning::{Plan, PlanBounds, PlanStep, WaitReason, plan_within, steps_of_run};
 use stowage::scheduling::policy::{EvictionRates, Planning, Policy};
 use stowage::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use stowage::scheduling::verbs::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use stowage::units::{Bytes, Millis};
 
 const FIRST: usize = 30_000_000;
-/// What the planner of a running Stowage gives one run, at least; and by nodes.
-const STEPS: (u64, u64) = (50_000, 10);
 const PLACES: usize = 256;
 const PODS_PER_RUN: usize = 2048;
 const LARGE: usize = 65_000;
@@ -144,7 +142,7 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
 }
 
 fn bounds(nodes: usize) -> PlanBounds<'static> {
-    let steps = STEPS.0.max(STEPS.1 * nodes as u64);
+    let steps = steps_of_run(nodes);
     PlanBounds { free: steps, evictions: steps, places: PLACES, is_stopped: &|| false }
 }
 

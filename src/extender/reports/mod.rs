@@ -192,15 +192,10 @@ fn apply(
         // A report without GPUs keeps the known ones.
         let Some(devices) = devices else { return Ok(origin) };
         let are_all = validate::lists_all_gpus(report);
-        // What is kept of the report, here or by the recorder, keeps nothing of it that is known.
         let devices = match &before {
             Some(known) if **known == *devices => known.clone(),
             _ => devices.into(),
         };
-        let reading = reading.map(|mut reading| {
-            ledger.rename(node, &mut reading);
-            Arc::new(reading)
-        });
         let waiting =
             ledger.apply(DevicesReported { node: node.clone(), devices, are_all }).map_err(|error| {
                 match error {
@@ -211,7 +206,11 @@ fn apply(
                 }
             })?;
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
-        let woken = reading.map(|reading| ledger.apply(ReadingReported { node: node.clone(), reading }));
+        let woken = reading.map(|mut reading| {
+            // The ledger and the recorder keep the reading, and with its own names much of the report's memory.
+            ledger.rename(node, &mut reading);
+            ledger.apply(ReadingReported { node: node.clone(), reading: reading.into() })
+        });
 
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));

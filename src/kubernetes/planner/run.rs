@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::JoinHandle;
 
-/// Runs shorter than this follow each other without pause. Longer ones pause for as long as they took, to leave the processor
-/// to others.
+/// Runs shorter than this follow each other without pause. Longer ones pause for as long as they took, or for
+/// [`LONGEST_REST`], to leave the processor to others.
 const SHORT: Millis = Millis(200);
 /// A pod that has just arrived waits no longer than this for a run to begin.
 const LONGEST_REST: Millis = Millis::seconds(1);

@@ -8,24 +8,18 @@ use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid, listed};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
-use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
+use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within, steps_of_run};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending};
 use crate::units::{Millis, Moment};
 use std::time::Duration;
 use tracing::info;
 
-/// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand that cannot be placed each is tried within five
-/// seconds.
+/// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand equal ones that cannot be placed each is tried within
+/// five seconds.
 pub(super) const PODS_PER_RUN: usize = 2048;
 /// Maximum pods placed in one run: all of them take effect at once.
 const PLACED_AT_ONCE: usize = 256;
-/// Step limits of one run, for placements and for evictions; a step is one to two microseconds. A run with both takes less than
-/// a quarter of a second at 5,000 nodes, however many pods are pending, and in proportion longer with more: there each pod needs
-/// more steps, too.
-const STEPS: u64 = 50_000;
-/// At least so many, by the nodes of the cluster.
-const STEPS_PER_NODE: u64 = 10;
 /// Gated pods that are nominated and not bound. kube-scheduler binds some hundreds a second, so this many are enough for now,
 /// and each one that waits keeps VRAM from others.
 const TOLD_AT_ONCE: usize = 512;
@@ -56,7 +50,7 @@ impl Planner {
         let service = self.service.clone();
         self.run.begin(began, move |is_stopped| {
             let kube_filters = service.cluster().kube_filters().snapshot();
-            let steps = STEPS.max(STEPS_PER_NODE * scratch.snapshot().nodes().len() as u64);
+            let steps = steps_of_run(scratch.snapshot().nodes().len());
             let bounds = PlanBounds { free: steps, evictions: steps, places: PLACED_AT_ONCE, is_stopped };
             plan_within(scratch, &kube_filters, &pending, bounds)
         });

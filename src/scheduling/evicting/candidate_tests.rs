@@ -288,10 +288,10 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         over_grant: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
-    bench.ledger.read(&node("b"), reading(Vec::new()));
+    bench.ledger.read(&node("b"), reading(Vec::new()).into());
     assert_eq!(bench.eviction_cost("x").reload, 500 * 30);
     assert!(from_nowhere > 500 * 30);
-    bench.ledger.read(&node("a"), reading(vec![(uid("x"), 4)]));
+    bench.ledger.read(&node("a"), reading(vec![(uid("x"), 4)]).into());
     assert_eq!(bench.eviction_cost("x").in_flight, 4 * 3_000);
     bench.ledger.note_evicted(&uid("y"));
     bench.ledger.note_evicted(&uid("y"));

@@ -184,13 +184,13 @@ pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<Evictio
 
 fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
     let gpu = &candidate.gpus[place];
-    let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default()));
+    let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default(), true));
     let candidates =
-        candidate.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
+        candidate.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident), false));
     let mut floor = GpuFloor::of(gpu_need(gpu, demand));
-    for (resident, eviction_cost) in awaited.chain(candidates) {
+    for (resident, eviction_cost, leaves_anyway) in awaited.chain(candidates) {
         if resident.gpus.contains(place) {
-            floor.add(relief(resident, gpu, demand), eviction_cost, false);
+            floor.add(relief(resident, gpu, demand), eviction_cost, leaves_anyway);
         }
     }
     floor.cost()

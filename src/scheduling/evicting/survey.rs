@@ -66,9 +66,6 @@ impl Ledger {
         demand: &Demand,
         nodes: impl IntoIterator<Item = &'n NodeName>,
     ) -> Vec<PreemptionCandidate> {
-        if demand.asks_plugin() {
-            return Vec::new();
-        }
         let mut survey = self.survey(claim, demand);
         nodes.into_iter().filter_map(|node| survey.candidate(node)).collect()
     }
@@ -167,9 +164,13 @@ impl<'l> CandidateSurvey<'l> {
         Self { is_of_one_node: true, ..self }
     }
 
-    /// The node with every pod on it that may be evicted; `None` if the preemptor may not be placed there at all.
+    /// The node with every pod on it that may be evicted; `None` if the preemptor may not be placed there at all, or the kubelet
+    /// picks its GPUs: who must leave is unknown then.
     pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let Self { ledger, claim, demand, .. } = *self;
+        if demand.asks_plugin() {
+            return None;
+        }
         let node_state =
             ledger.node_state(node).filter(|node_state| node_state.can_be_emptied_for(demand))?;
         let asks = claim.uid()?;
@@ -338,12 +339,12 @@ impl<'l> GroupVictims<'l> {
             budgets: Vec::new(),
             elsewhere: Vec::new(),
         };
-        for GroupMember { victim, budgets, node } in self.elsewhere(node) {
+        for GroupMember { victim, budgets, node: at } in self.elsewhere(node) {
             gang.eviction_cost = gang.eviction_cost.plus(victim);
             gang.grace = gang.grace.max(victim.grace);
             gang.given_back += victim.given_back;
             gang.budgets.extend(budgets.iter().map(|budget| places.budget(*budget)));
-            gang.elsewhere.push(((*node).clone(), victim.tenant));
+            gang.elsewhere.push(((*at).clone(), victim.tenant));
         }
         gang
     }

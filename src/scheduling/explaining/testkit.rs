@@ -171,7 +171,7 @@ impl ExplainedCluster {
             over_grant: Vec::new(),
         };
         // A load that lasts: one reading far from the average does not count.
-        (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone())));
+        (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone().into())));
     }
 
     /// Advances the clock, and applies what expires.
@@ -220,7 +220,7 @@ impl ExplainedCluster {
         let sleep = asleep.iter().map(|pod| (uid(pod), SleepState::Asleep)).collect();
         let sampled = self.ledger.now();
         let reading = NodeReading { sampled, gpus: vec![gpu], sleep, ..NodeReading::default() };
-        self.ledger.read(&name(node), reading);
+        self.ledger.read(&name(node), reading.into());
     }
 
     fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {

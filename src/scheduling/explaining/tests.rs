@@ -365,7 +365,7 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
         world.pass(Millis::seconds(1));
         let over_grant = vec![OverGrant { pod: job.uid(), granted: Bytes::gib(10), used: Bytes::gib(13) }];
         let reading = NodeReading { sampled: world.ledger.now(), over_grant, ..NodeReading::default() };
-        world.ledger.read(&name("a"), reading);
+        world.ledger.read(&name("a"), reading.into());
     }
     assert_eq!(beyond(&mut world), Bytes::gib(3));
 }

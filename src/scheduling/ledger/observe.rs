@@ -90,15 +90,10 @@ impl Ledger {
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     /// Answers the engines that have woken over VRAM that they had lent.
-    pub(in crate::scheduling) fn read(
-        &mut self,
-        name: &NodeName,
-        reading: impl Into<Arc<NodeReading>>,
-    ) -> Vec<PodUid> {
+    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: Arc<NodeReading>) -> Vec<PodUid> {
         if !self.has_node(name) {
             return Vec::new();
         }
-        let reading = reading.into();
         self.note_overuse(name, &reading.over_grant, reading.sampled);
         let found = self.node_states.read(name, reading, &self.policy);
         // It may be old already.

@@ -109,7 +109,7 @@ fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() 
     reserve(&mut ledger, "a", &[]).unwrap();
     // A margin of a GPU that a report does not show is held back, but not from the pod that the GPU is kept for.
     let sampled = ledger.now();
-    ledger.read(&node("n"), NodeReading { sampled, ..NodeReading::default() });
+    ledger.read(&node("n"), NodeReading { sampled, ..NodeReading::default() }.into());
     let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
     assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(71), 88));
 }

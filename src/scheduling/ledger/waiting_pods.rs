@@ -228,9 +228,9 @@ impl Ledger {
         self.node_states.get(node).map_or(&[], NodeState::coming)
     }
 
-    /// The same of each node that exists, in order of name, which is that of the snapshot.
-    pub(in crate::scheduling) fn coming_by_node(&self) -> impl Iterator<Item = &[PodUid]> {
-        self.node_states.all_existing().map(NodeState::coming)
+    /// The same of each node that exists: they are the nodes of the snapshot, in its order.
+    pub(in crate::scheduling) fn coming_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
+        self.node_states.all_existing().map(|node_state| (&node_state.view().name, node_state.coming()))
     }
 
     /// All pods of a group.

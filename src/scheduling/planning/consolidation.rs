@@ -110,7 +110,8 @@ impl PlanningState<'_> {
         let question = signature.question(self.kube_filters);
         let pace = self.pace;
         let nodes = self.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1));
-        let gpu_candidates = nodes.filter_map(|(place, coming)| {
+        let gpu_candidates = nodes.filter_map(|(place, (node, coming))| {
+            debug_assert_eq!(node, &snapshot.nodes()[place].name);
             let beside = AssumedNodeChange { leaving: &[], coming };
             signature.admits(place, &seeing, question.as_ref(), &beside).ok()?;
             let (score, gpus) = rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;

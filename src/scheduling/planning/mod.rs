@@ -30,7 +30,7 @@ mod tests;
 pub use loans::{LoanEviction, is_vram_owed, loans_to_end};
 pub use recall::{LoansRecalled, RecallWatch};
 pub use relief::{PressureWatch, ReliefEviction, is_relief_due};
-pub use step_budget::PlanBounds;
+pub use step_budget::{PlanBounds, steps_of_run};
 
 use super::evicting::EvictionCost;
 use super::kube_filters::{FilterSnapshot, UnsupportedRule};

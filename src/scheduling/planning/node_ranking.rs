@@ -128,8 +128,10 @@ impl NodeRanking {
             unjudged: BTreeSet::new(),
         };
         let question = signature.question(kube_filters);
-        // Both are in order of name.
-        for (place, coming) in seeing.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1)) {
+        for (place, (node, coming)) in
+            seeing.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1))
+        {
+            debug_assert_eq!(node, &seeing.snapshot.nodes()[place].name);
             ranking.look_at(place, coming, seeing, question.as_ref());
         }
         ranking

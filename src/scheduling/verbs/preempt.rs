@@ -123,10 +123,6 @@ struct OfferedSurvey<'a> {
 pub fn preempt(view: PreemptView) -> PreemptDecision {
     let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
     let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
-    // The kubelet picks its GPUs: which pods must leave is unknown.
-    if demand.asks_plugin() {
-        return PreemptDecision::NoCandidate;
-    }
     let (preemptor, query) = (ledger.preemptor(&uid), kube_filters.ask(None, &wants));
     // kube-scheduler evicts pods of one node.
     let survey = ledger.survey(&preemptor, demand).of_one_node();

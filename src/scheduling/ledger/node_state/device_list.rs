@@ -59,7 +59,7 @@ impl NodeState {
         now: Moment,
         pod_states: &PodStates,
     ) -> Result<DeviceReport, usize> {
-        if self.reported && (Arc::ptr_eq(&self.devices, reported) || self.devices == *reported) {
+        if self.reported && self.devices == *reported {
             return Ok(DeviceReport::default());
         }
         let merged = self.merge_devices(reported.to_vec(), pod_states).len();

@@ -18,7 +18,7 @@ fn stored_or_tight() -> LedgerCluster {
         NodeModel { model: ModelId::parse("org/model").unwrap(), tier: ModelTier::Disk, bytes: Bytes::ZERO };
     let sampled = cluster.now();
     let reading = NodeReading { sampled, holdings: [model].into_iter().collect(), ..NodeReading::default() };
-    cluster.read(&node("stored"), reading);
+    cluster.read(&node("stored"), reading.into());
     cluster
 }
 

@@ -8,7 +8,7 @@ fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
     let uuid = gpu_at("n", 0);
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
     let sampled = cluster.now();
-    cluster.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
+    cluster.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() }.into());
 }
 
 fn shares_a_gpu() -> LedgerCluster {

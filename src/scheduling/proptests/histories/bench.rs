@@ -225,7 +225,7 @@ impl LedgerHistory {
     /// Takes in a reading, and computes the unaccounted VRAM from its definition.
     fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&node_name(node)) {
-            self.ledger.read(&node_name(node), reading);
+            self.ledger.read(&node_name(node), reading.into());
             return;
         }
         let known: Vec<GpuUuid> =
@@ -254,7 +254,7 @@ impl LedgerHistory {
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
             self.unaccounted.remove(gone);
         }
-        self.ledger.read(&node_name(node), reading);
+        self.ledger.read(&node_name(node), reading.into());
     }
 
     /// What a pod was allocated on one GPU: nothing, its share, or the whole of it.

@@ -8,7 +8,7 @@ use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::disruption_info::{
-    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
 use crate::scheduling::vocabulary::label_selector::Selector;
 
@@ -91,6 +91,36 @@ fn victims_that_overdraw_a_budget_by_the_policys_leave_are_evicted() {
     assert!(made.is_ok(), "{made:?}");
 }
 
+/// A member of one group on the first GPU of a node.
+fn member(cluster: &mut LedgerCluster, name: &str, on: &str, gib: u64, leaving: Option<PodDeletion>) {
+    let group = GroupKey { namespace: "default".into(), kind: GroupKind::JobSet, name: "jobs".into() };
+    let disruption_info = DisruptionInfo { group: Some(group), ..DisruptionInfo::default() };
+    let shown = ObservedDisruptionInfo { disruption_info, leaving, ..ObservedDisruptionInfo::default() };
+    cluster.run(name, (on, 0), demand_of(gib << 30, 1, Sharing::Shared, -10), None, shown);
+}
+
+#[test]
+fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
+    let leaving = PodDeletion { asked_ago: Millis::default(), grace: Millis::seconds(30) };
+    for (third, leaves) in [(None, true), (Some(Some(leaving)), true), (Some(None), false)] {
+        let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 1)]);
+        member(&mut cluster, "one", "a", 30, None);
+        member(&mut cluster, "two", "a", 30, None);
+        if let Some(leaving) = third {
+            member(&mut cluster, "three", "b", 30, leaving);
+        }
+        cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
+        let offered = OfferedNode { node: "a".into(), victims: vec!["one".into()], pdb_violations: 0 };
+        let decision = preempt(view_of(&mut cluster, "asks", vec![offered]));
+        let victims = match &decision {
+            PreemptDecision::Evict { victims, .. } => &*victims.victims,
+            _ => &[],
+        };
+        let expected: &[PodUid] = if leaves { &[uid("one"), uid("two")] } else { &[] };
+        assert_eq!(victims, expected, "{third:?}: {decision:?}");
+    }
+}
+
 /// Many nodes, on each one member of a single group, and all of them offered. The group is looked at once, and not once for each
 /// node.
 #[test]
@@ -99,16 +129,7 @@ fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
         let names: Vec<String> = (0..nodes).map(|n| format!("n-{n:02}")).collect();
         let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         let mut cluster = LedgerCluster::by(Policy::default(), &gpus);
-        let group = GroupKey { namespace: "default".into(), kind: GroupKind::JobSet, name: "jobs".into() };
-        let disruption_info = DisruptionInfo { group: Some(group), ..DisruptionInfo::default() };
-        for name in &names {
-            let info = ObservedDisruptionInfo {
-                disruption_info: disruption_info.clone(),
-                ..ObservedDisruptionInfo::default()
-            };
-            let demand = demand_of(60 << 30, 1, Sharing::Shared, -10);
-            cluster.run(&format!("on-{name}"), (name, 0), demand, None, info);
-        }
+        names.iter().for_each(|name| member(&mut cluster, &format!("on-{name}"), name, 60, None));
         cluster.wait("asks", demand_of(50 << 30, 1, Sharing::Shared, 100));
         let offer = |name: &String| OfferedNode {
             node: name.clone(),
@@ -117,7 +138,8 @@ fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
         };
         let view = view_of(&mut cluster, "asks", names.iter().map(offer).collect());
         PODS_LOOKED_AT.set(0);
-        preempt(view);
+        // Members on other nodes keep the group.
+        assert_eq!(preempt(view), PreemptDecision::NoCandidate);
         PODS_LOOKED_AT.get()
     };
     let (few, many) = (looks(8), looks(64));

@@ -85,7 +85,7 @@ impl MeasurementFixture {
             sleep: Vec::new(),
             over_grant: Vec::new(),
         };
-        self.ledger.read(&node(), reading);
+        self.ledger.read(&node(), reading.into());
     }
 
     fn pass(&mut self, seconds: u64) {

@@ -99,7 +99,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         sleep: Vec::new(),
         over_grant: Vec::new(),
     };
-    bench.ledger.read(&node(), reading);
+    bench.ledger.read(&node(), reading.into());
     assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
     bench.read([(60, &[]), (0, &[])]);
     assert_eq!(bench.free(), [30, 90]);

@@ -39,6 +39,6 @@ fn an_old_report_is_as_old_as_its_sender_says() {
     let mut bench = MeasurementFixture::new();
     let sampled = bench.now.before(Millis::seconds(12));
     bench.ledger.set_now(bench.now);
-    bench.ledger.read(&node(), NodeReading { sampled, ..NodeReading::default() });
+    bench.ledger.read(&node(), NodeReading { sampled, ..NodeReading::default() }.into());
     assert_eq!(bench.freshness(), Freshness::Stale);
 }
