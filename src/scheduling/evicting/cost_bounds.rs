@@ -2,6 +2,7 @@
 //! need no closer examination.
 
 use super::{EvictionCost, GpuFloor, NodeCostBound, gpu_need};
+use crate::ids::NodeName;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::ledger::Preemptor;
 use crate::scheduling::ledger::{NodeState, ResidentPod};
@@ -25,8 +26,28 @@ impl Ledger {
     /// alike in order of name. Only priority and class exclude a pod here; reasons that need the pod's own state are checked
     /// later.
     pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
+        self.bounds_of(self.all_node_states(), claim, demand)
+    }
+
+    /// The same of some nodes, which are in order of name.
+    pub fn cost_bounds_on<'n>(
+        &self,
+        nodes: impl Iterator<Item = &'n NodeName>,
+        claim: &Preemptor,
+        demand: &Demand,
+    ) -> Vec<NodeCostBound> {
+        self.bounds_of(nodes.filter_map(|node| self.node_state(node)), claim, demand)
+    }
+
+    /// Of nodes in order of name.
+    fn bounds_of<'s>(
+        &'s self,
+        node_states: impl Iterator<Item = &'s NodeState>,
+        claim: &Preemptor,
+        demand: &Demand,
+    ) -> Vec<NodeCostBound> {
         let mut floors = GpuFloors::default();
-        let node_states = self.all_node_states().filter(|node_state| node_state.can_be_emptied_for(demand));
+        let node_states = node_states.filter(|node_state| node_state.can_be_emptied_for(demand));
         let mut cost_bounds: Vec<NodeCostBound> = node_states
             .filter_map(|node_state| {
                 let (floor, least_evicted) = self.floor(node_state, claim, demand, &mut floors)?;

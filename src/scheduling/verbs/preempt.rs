@@ -13,7 +13,8 @@ use super::request::VerbRequest;
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::{
-    self, BudgetRules, CandidateSurvey, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
+    self, BudgetRules, CandidateSurvey, ExaminedCandidate, PreemptionCandidate, SearchEffort, Shortfall,
+    VictimSet,
 };
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, FilterSnapshot, Requirements};
 use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim};
@@ -23,6 +24,7 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Grace period assumed for pods that request no VRAM; they are not in the ledger. Kubernetes' default.
 const OTHERS_GRACE: Millis = Millis::seconds(30);
@@ -108,14 +110,20 @@ pub enum NotReserved {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftToPlanner(pub PodUid);
 
-/// The preempting pod, and the state that its candidates are assessed by.
-struct OfferedSurvey<'a> {
+/// The offered nodes, of which only those are looked at that could be cheapest; and the state that they are assessed by.
+struct OfferedCandidates<'a> {
     ledger: &'a Ledger,
+    /// Of the preempting pod.
     demand: &'a Demand,
     /// What the nodes have in common is looked at once.
     survey: CandidateSurvey<'a>,
     /// CPU, memory and other resources that it requests besides GPUs.
     query: FilterQuery<'a>,
+    offered: BTreeMap<NodeName, OfferedNode>,
+    /// Those that were looked at.
+    known: BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>,
+    /// Of each candidate, those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
+    others: BTreeMap<NodeName, Vec<String>>,
 }
 
 /// The decision: least eviction cost, then node name. Sets that violate no disruption budget come first; others are allowed only
@@ -124,23 +132,29 @@ pub fn preempt(view: PreemptView) -> PreemptDecision {
     let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
     let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
     let (preemptor, query) = (ledger.preemptor(&uid), kube_filters.ask(None, &wants));
-    // kube-scheduler evicts pods of one node.
-    let survey = ledger.survey(&preemptor, demand).of_one_node();
-    let mut survey = OfferedSurvey { ledger: &ledger, demand, survey, query };
-    // Those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
-    let (mut candidates, mut others) = (Vec::new(), BTreeMap::new());
-    for (candidate, others_there) in offered.iter().filter_map(|node| survey.candidate(node)) {
-        others.insert(candidate.node.clone(), others_there);
-        candidates.push(candidate);
-    }
-    let (demand, violate_budgets) = (ledger.beside_spare(demand), ledger.policy().preemption.violate_budgets);
-    let by = |rules| evicting::cheapest(&candidates, &demand, rules, SearchEffort::default());
-    let found = match violate_budgets {
+    let searched = ledger.beside_spare(demand);
+    let offered = offered.into_iter().filter_map(|node| Some((NodeName::parse(&node.node).ok()?, node)));
+    let mut candidates = OfferedCandidates {
+        ledger: &ledger,
+        demand,
+        // kube-scheduler evicts pods of one node.
+        survey: ledger.survey(&preemptor, demand).of_one_node(),
+        query,
+        offered: offered.collect(),
+        known: BTreeMap::new(),
+        others: BTreeMap::new(),
+    };
+    let cost_bounds = ledger.cost_bounds_on(candidates.offered.keys(), &preemptor, &searched);
+    let mut by = |rules| {
+        let look = |node: &NodeName| candidates.look(node, &searched);
+        evicting::cheapest_among(cost_bounds.iter().cloned(), &searched, rules, SearchEffort::default(), look)
+    };
+    let found = match ledger.policy().preemption.violate_budgets {
         ViolateBudgets::Never => by(BudgetRules::Keep),
         ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),
     };
     let Some(mut victims) = found else { return PreemptDecision::NoCandidate };
-    let others = others.remove(&victims.node).unwrap_or_default();
+    let others = candidates.others.remove(&victims.node).unwrap_or_default();
     if victims.victims.is_empty() && others.is_empty() && victims.awaited.is_empty() {
         return PreemptDecision::FitsNow;
     }
@@ -171,21 +185,34 @@ impl Change for PreemptAsked {
     }
 }
 
-impl OfferedSurvey<'_> {
-    /// The node as a candidate, and kube-scheduler's victims there that request no VRAM.
-    fn candidate(&mut self, offered: &OfferedNode) -> Option<(PreemptionCandidate, Vec<String>)> {
-        let Self { ledger, demand, survey, query } = self;
-        let node = NodeName::parse(&offered.node).ok()?;
+impl OfferedCandidates<'_> {
+    fn look(
+        &mut self,
+        node: &NodeName,
+        searched: &Demand,
+    ) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
+        if let Some(known) = self.known.get(node) {
+            return known.clone();
+        }
+        let found = self.candidate(node).and_then(|candidate| evicting::seen(candidate, searched));
+        let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
+        self.known.insert(node.clone(), found.clone());
+        found
+    }
+
+    fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
+        let Self { ledger, demand, survey, query, offered, .. } = self;
+        let offered = offered.get(node)?;
         // If kube-scheduler itself would evict no pod, it rejects the node for another reason.
         if offered.victims.is_empty() {
             return None;
         }
-        let mut candidate = survey.candidate(&node)?;
+        let mut candidate = survey.candidate(node)?;
         let mut residents = Vec::new();
         let mut others = Vec::new();
         for victim in &offered.victims {
             let uid = PodUid::parse(victim).ok()?;
-            match ledger.resident_on(&uid, &node) {
+            match ledger.resident_on(&uid, node) {
                 Some(resident) => residents.push(resident),
                 // What its eviction would free, and whether it is allowed, is unknown: skip this node.
                 None if ledger.pod_state(&uid).is_some() => return None,
@@ -194,10 +221,9 @@ impl OfferedSurvey<'_> {
         }
         let mut shortfall = Shortfall::of(residents.iter());
         // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
-        let missing = demand.vram().minus(ledger.sum_left_on(&node));
+        let missing = demand.vram().minus(ledger.sum_left_on(node));
         shortfall.vram = shortfall.vram.min(missing);
-        let lack =
-            query.shortfall(&node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(&node) });
+        let lack = query.shortfall(node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) });
         let HostResources { cpu, memory } = shortfall.host_resources;
         shortfall.host_resources = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
         candidate.shortfall = shortfall;
@@ -207,7 +233,8 @@ impl OfferedSurvey<'_> {
         if others.is_empty() {
             candidate.violations = 0;
         }
-        Some((candidate, others))
+        self.others.insert(node.clone(), others);
+        Some(candidate)
     }
 }
 

@@ -121,27 +121,60 @@ fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
     }
 }
 
-/// Many nodes, on each one member of a single group, and all of them offered. The group is looked at once, and not once for each
-/// node.
+/// How many pods the decision looks at where each of the nodes that are offered has one job.
+fn looks_of(
+    cluster: &mut LedgerCluster,
+    nodes: &[String],
+    expected: impl Fn(&PreemptDecision) -> bool,
+) -> usize {
+    cluster.wait("asks", demand_of(50 << 30, 1, Sharing::Shared, 100));
+    let offer = |node: &String| OfferedNode {
+        node: node.clone(),
+        victims: vec![format!("on-{node}")],
+        pdb_violations: 0,
+    };
+    let view = view_of(cluster, "asks", nodes.iter().map(offer).collect());
+    PODS_LOOKED_AT.set(0);
+    let decision = preempt(view);
+    assert!(expected(&decision), "{decision:?}");
+    PODS_LOOKED_AT.get()
+}
+
+/// Nodes of one GPU.
+fn nodes(count: usize) -> (LedgerCluster, Vec<String>) {
+    let names: Vec<String> = (0..count).map(|n| format!("n-{n:02}")).collect();
+    let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    (LedgerCluster::by(Policy::default(), &gpus), names)
+}
+
+/// Members of one group on all nodes: it is looked at once, and not once for each node.
 #[test]
 fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
-    let looks = |nodes: usize| {
-        let names: Vec<String> = (0..nodes).map(|n| format!("n-{n:02}")).collect();
-        let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        let mut cluster = LedgerCluster::by(Policy::default(), &gpus);
+    let looks = |count: usize| {
+        let (mut cluster, names) = nodes(count);
         names.iter().for_each(|name| member(&mut cluster, &format!("on-{name}"), name, 60, None));
-        cluster.wait("asks", demand_of(50 << 30, 1, Sharing::Shared, 100));
-        let offer = |name: &String| OfferedNode {
-            node: name.clone(),
-            victims: vec![format!("on-{name}")],
-            pdb_violations: 0,
-        };
-        let view = view_of(&mut cluster, "asks", names.iter().map(offer).collect());
-        PODS_LOOKED_AT.set(0);
         // Members on other nodes keep the group.
-        assert_eq!(preempt(view), PreemptDecision::NoCandidate);
-        PODS_LOOKED_AT.get()
+        looks_of(&mut cluster, &names, |decision| *decision == PreemptDecision::NoCandidate)
     };
     let (few, many) = (looks(8), looks(64));
     assert!(many <= few * 10, "{many} pods are looked at for 64 nodes, and {few} for 8");
+}
+
+#[test]
+fn an_offered_node_that_is_dearer_whatever_it_has_is_not_looked_at() {
+    let looks = |count: usize| {
+        let (mut cluster, names) = nodes(count);
+        for (n, name) in names.iter().enumerate() {
+            let priority = if n == 3 { -20 } else { -10 };
+            let demand = demand_of(60 << 30, 1, Sharing::Shared, priority);
+            let (job, shown) = (format!("on-{name}"), ObservedDisruptionInfo::default());
+            cluster.run(&job, (name, 0), demand, None, shown);
+        }
+        looks_of(
+            &mut cluster,
+            &names,
+            |decision| matches!(decision, PreemptDecision::Evict { victims, .. } if victims.victims == [uid("on-n-03")]),
+        )
+    };
+    assert_eq!(looks(8), looks(64));
 }
