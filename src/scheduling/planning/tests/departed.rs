@@ -1,6 +1,7 @@
 //! Pods that have ended, and whose memory the latest reading still shows: it becomes free without an eviction.
 
 use super::*;
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use crate::scheduling::verbs::observe::{PodDeleted, ReadingReported};
 use crate::units::Bytes;
 
@@ -51,6 +52,32 @@ fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
     assert_eq!(remaining, [&uid("low")]);
     cluster.gated("next", shared(50, 100));
     assert_eq!(cluster.plan(), ["next on n after job"], "its memory is promised once");
+}
+
+/// A reservation that another leader made names it: this ledger saw it end, and has to find nothing that it missed. What a stranger
+/// has on the GPU does not become free with it.
+#[test]
+fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
+    let mut cluster = one_ended();
+    let reservation = Reservation {
+        node: node("n"),
+        devices: [gpu_at("n", 0)].into(),
+        victims: [uid("ended")].into(),
+        deadline: cluster.now() + Millis::seconds(20),
+    };
+    let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+    cluster.observe("other", shared(10, 100), ObservedPhase::Waiting(waiting), None);
+    assert!(cluster.reservation_of(&uid("other")).is_some());
+    cluster.apply(PodDeleted(uid("other")));
+    cluster.bound("low", "n", 0, shared(10, -20));
+    for _ in 0..3 {
+        cluster.pass(1);
+        cluster.report("n", &[&[("ended", 60), ("stranger", 15)], &[("job", 60)]]);
+    }
+    cluster.gated("serving", shared(50, 100));
+    assert_eq!(placed(&mut cluster), [uid("serving")]);
+    let reserved = cluster.reservation_of(&uid("serving")).unwrap();
+    assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
 }
 
 #[test]
