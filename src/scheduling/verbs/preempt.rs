@@ -6,8 +6,8 @@
 //! plugin allocates the GPUs Stowage cannot choose them, and [`preempt_device_plugin`](super::preempt_device_plugin) chooses
 //! among kube-scheduler's candidates.
 //!
-//! [`PreemptAsked`] takes a copy of everything that the decision depends on; [`preempt`] assesses the candidates and searches them,
-//! which may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if everything still stands.
+//! [`PreemptAsked`] takes a copy of everything that the decision depends on; [`preempt`] searches the candidates and assesses those
+//! that could be cheapest, which may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if everything still stands.
 
 use super::request::VerbRequest;
 use super::{Change, Cluster};
@@ -45,6 +45,7 @@ pub struct PreemptAsked {
     pub request: VerbRequest,
     /// What the pod requires of a node besides GPUs. kube-scheduler may have seen the pod before the watch here did.
     pub wants: Requirements,
+    /// Each once.
     pub offered: Vec<OfferedNode>,
 }
 

@@ -40,12 +40,16 @@ impl NodeState {
         }
     }
 
-    /// A pod had ended here before this ledger began. If there is an agent, it will report soon.
+    /// A pod ended here before this ledger began, unless its end is known. If there is an agent, it will report soon.
     pub(in crate::scheduling::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
-        self.add_departed(uid, at, Arc::default());
+        if !self.departed.iter().any(|departed| departed.uid == *uid) {
+            self.add_departed(uid, at, Arc::default());
+        }
     }
 
     fn add_departed(&mut self, uid: &PodUid, at: Moment, borrowed: Arc<[GpuUuid]>) {
+        // One that was missed may show once more and end again.
+        self.departed.retain(|departed| departed.uid != *uid);
         self.departed.truncate(MAX_DEPARTED - 1);
         self.departed.insert(0, DepartedPod { uid: uid.clone(), at, borrowed });
     }

@@ -157,7 +157,7 @@ fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
         looks_of(&mut cluster, &names, |decision| *decision == PreemptDecision::NoCandidate)
     };
     let (few, many) = (looks(8), looks(64));
-    assert!(many <= few * 10, "{many} pods are looked at for 64 nodes, and {few} for 8");
+    assert!(few >= 8 && many <= few * 10, "{many} pods are looked at for 64 nodes, and {few} for 8");
 }
 
 #[test]
@@ -176,5 +176,6 @@ fn an_offered_node_that_is_dearer_whatever_it_has_is_not_looked_at() {
             |decision| matches!(decision, PreemptDecision::Evict { victims, .. } if victims.victims == [uid("on-n-03")]),
         )
     };
-    assert_eq!(looks(8), looks(64));
+    let (few, many) = (looks(8), looks(64));
+    assert!(few > 0 && few == many, "{few} {many}");
 }
