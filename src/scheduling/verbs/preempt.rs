@@ -12,12 +12,14 @@
 use super::request::VerbRequest;
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
+#[cfg(test)]
+use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::evicting::{
-    self, BudgetRules, CandidateSurvey, ExaminedCandidate, PreemptionCandidate, SearchEffort, Shortfall,
-    VictimSet,
+    self, BudgetRules, CandidateSurvey, ExaminedCandidate, NodeCostBound, PreemptionCandidate, SearchEffort,
+    Shortfall, VictimSet,
 };
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, FilterSnapshot, Requirements};
-use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim};
+use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -130,6 +132,29 @@ struct OfferedCandidates<'a> {
 /// The decision: least eviction cost, then node name. Sets that violate no disruption budget come first; others are allowed only
 /// if the policy permits it.
 pub fn preempt(view: PreemptView) -> PreemptDecision {
+    decide(view, |candidates, preemptor, searched| {
+        candidates.ledger.cost_bounds_on(candidates.offered.keys(), preemptor, searched)
+    })
+}
+
+/// The same, with every offered node looked at.
+#[cfg(test)]
+pub(super) fn preempt_in_full(view: PreemptView) -> PreemptDecision {
+    decide(view, |candidates, _, _| {
+        let nothing_known = |node: &NodeName| NodeCostBound {
+            floor: EvictionCost::default(),
+            node: node.clone(),
+            least_evicted: 0,
+        };
+        candidates.offered.keys().map(nothing_known).collect()
+    })
+}
+
+/// `bounds` says what the eviction cost on each offered node is at least.
+fn decide(
+    view: PreemptView,
+    bounds: impl FnOnce(&OfferedCandidates<'_>, &Preemptor, &Demand) -> Vec<NodeCostBound>,
+) -> PreemptDecision {
     let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
     let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
     let (preemptor, query) = (ledger.preemptor(&uid), kube_filters.ask(None, &wants));
@@ -145,7 +170,7 @@ pub fn preempt(view: PreemptView) -> PreemptDecision {
         known: BTreeMap::new(),
         others: BTreeMap::new(),
     };
-    let cost_bounds = ledger.cost_bounds_on(candidates.offered.keys(), &preemptor, &searched);
+    let cost_bounds = bounds(&candidates, &preemptor, &searched);
     let mut by = |rules| {
         let look = |node: &NodeName| candidates.look(node, &searched);
         evicting::cheapest_among(cost_bounds.iter().cloned(), &searched, rules, SearchEffort::default(), look)

@@ -9,7 +9,9 @@ use super::observe::{
     DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
     NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
-use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
+use super::preempt::{
+    LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt, preempt_in_full,
+};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
 use super::slices::{SliceDeleted, SliceObserved};
@@ -399,7 +401,8 @@ impl RecordedCluster {
         let offered = (0..3).map(on).collect();
         let asked = PreemptAsked { request, wants: Requirements::default(), offered };
         let Some((request, view)) = self.apply(asked) else { return };
-        let decision = preempt(view);
+        let decision = preempt(view.clone());
+        assert_eq!(decision, preempt_in_full(view), "no node is left out that could be cheapest");
         self.decisions.push(format!("{decision:?}"));
         let PreemptDecision::Evict { victims, .. } = decision else {
             return self.apply(LeftToPlanner(request.uid));
