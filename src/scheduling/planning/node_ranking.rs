@@ -83,8 +83,8 @@ impl PodSignature {
         self.wants.as_ref().map(|wants| kube_filters.ask(None, wants))
     }
 
-    /// Whether the pods may be placed on a node, beside what comes there and once `leaving` are gone. The names of the latest
-    /// filter request are what the scheduler itself found; a node may have changed since, so a refusal by our own check wins.
+    /// Whether the pods may be placed on a node that changes so first. The names of the latest filter request are what the
+    /// scheduler itself found; a node may have changed since, so a refusal by our own check wins.
     pub fn admits(
         &self,
         place: usize,

@@ -54,8 +54,8 @@ fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
     assert_eq!(cluster.plan(), ["next on n after job"], "its memory is promised once");
 }
 
-/// A reservation that another leader made names it: this ledger saw it end, and has to find nothing that it missed. What a stranger
-/// has on the GPU does not become free with it.
+/// The ledger has seen the pod end, and then a reservation of another leader lists it as a victim. VRAM that is attributed to a pod
+/// without a grant does not become free with it.
 #[test]
 fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
     let mut cluster = one_ended();
@@ -72,7 +72,7 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
     cluster.bound("low", "n", 0, shared(10, -20));
     for _ in 0..3 {
         cluster.pass(1);
-        cluster.report("n", &[&[("ended", 60), ("stranger", 15)], &[("job", 60)]]);
+        cluster.report("n", &[&[("ended", 60), ("no-grant", 15)], &[("job", 60)]]);
     }
     cluster.gated("serving", shared(50, 100));
     assert_eq!(placed(&mut cluster), [uid("serving")]);
