@@ -24,6 +24,8 @@ use stowage::scheduling::vocabulary::node::NodeKind;
 use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::units::{Bytes, Millis, Moment};
 
+/// Nodes of the largest cluster.
+pub const LARGE: usize = 65_000;
 const GPUS: u64 = 8;
 const GIB: u64 = 1 << 30;
 /// Of 80 GiB, less the headroom.

@@ -4,7 +4,7 @@
 //!
 //! And how long one run takes when fifty thousand pods wait.
 
-use crate::cluster::{FullCluster, Waits};
+use crate::cluster::{FullCluster, LARGE, Waits};
 use crate::queues::kube_filters;
 use crate::samples::Samples;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,6 @@ use stowage::units::{Bytes, Millis};
 const FIRST: usize = 30_000_000;
 const PLACES: usize = 256;
 const PODS_PER_RUN: usize = 2048;
-const LARGE: usize = 65_000;
 /// From one tick to the next.
 const TICK: Millis = Millis(200);
 

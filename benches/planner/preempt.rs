@@ -1,6 +1,6 @@
 //! The `preempt` verb without its HTTP: how long it takes, and how long the ledger is locked for it.
 
-use crate::cluster::FullCluster;
+use crate::cluster::{FullCluster, LARGE};
 use crate::samples::Samples;
 use std::time::Instant;
 use stowage::ids::PodUid;
@@ -14,7 +14,6 @@ use stowage::scheduling::verbs::wait::ReleaseReservation;
 use stowage::units::Bytes;
 
 const FIRST: usize = 40_000_000;
-const LARGE: usize = 65_000;
 const ROUNDS: usize = 100;
 /// kube-scheduler offers a tenth of the nodes: `minCandidateNodesPercentage` of its plugin DefaultPreemption.
 const OFFERED: usize = 10;

@@ -1,7 +1,7 @@
 //! Whole plans: a thousand gated pods onto a thousand nodes, a group of 250, and pods that cannot be made to fit; without the
 //! API's part.
 
-use crate::cluster::{FullCluster, Waits};
+use crate::cluster::{FullCluster, LARGE, Waits};
 use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -12,7 +12,6 @@ use stowage::scheduling::verbs::wait::TakePending;
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
-const LARGE: usize = 65_000;
 
 /// How long other threads wait for the lock while a plan's copy of the ledger is made; and the cost of the first changes after
 /// it, which copy what they change.

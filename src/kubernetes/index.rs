@@ -13,13 +13,14 @@ mod budgets;
 mod conflicts;
 mod kube_filters;
 mod namespaces;
+mod pod_warnings;
 mod slices;
 mod storage;
 mod unplannable_pods;
 
 use super::objects;
 use super::objects::ReservationMessage;
-use super::port::{PodEvent, PodEventReason};
+use super::port::PodEvent;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::kube_filters::StorageKind;
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
@@ -36,7 +37,7 @@ use crate::scheduling::vocabulary::gpu::Device;
 pub use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
-use crate::units::{Bytes, plural};
+use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
@@ -203,7 +204,8 @@ impl ClusterIndex {
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.cluster().scratch();
-        let warnings = self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning));
+        let warnings =
+            self.warnings.iter().filter_map(|(uid, warning)| pod_warnings::event(&ledger, uid, *warning));
         warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()
     }
 
@@ -334,7 +336,7 @@ impl ClusterIndex {
 
     /// Counts a warning when it is new, not each time the pod is seen again.
     fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
-        let Some(code) = code(warning) else {
+        let Some(code) = pod_warnings::code(warning) else {
             self.warnings.remove(uid);
             return;
         };
@@ -410,7 +412,7 @@ fn see(
     PodSeen {
         warning,
         is_known: cluster.pod_state(uid).is_some(),
-        event: event(&cluster, uid, warning),
+        event: pod_warnings::event(&cluster, uid, warning),
         start,
     }
 }
@@ -423,62 +425,6 @@ fn version(pod: &Pod) -> Option<u64> {
 fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
     let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
     Some(Reservation { node, devices, victims, deadline: service.clock.to_moment(deadline) })
-}
-
-/// A short name for metrics.
-fn code(warning: PodWarning) -> Option<&'static str> {
-    match warning {
-        PodWarning::Nothing => None,
-        PodWarning::DevicesEdited => Some("devices-edited"),
-        PodWarning::DemandEdited => Some("demand-edited"),
-        PodWarning::Unplaced => Some("unplaced"),
-        PodWarning::CheckpointUnreadable => Some("checkpoint-unreadable"),
-        PodWarning::CheckpointInFuture => Some("checkpoint-in-future"),
-    }
-}
-
-fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Option<PodEvent> {
-    let entry = ledger.pod_state(uid)?;
-    let node = entry.node()?;
-    let devices = || {
-        entry
-            .devices()
-            .map_or_else(String::new, |uuids| uuids.iter().map(|u| u.as_str()).collect::<Vec<_>>().join(","))
-    };
-    let (kind, text) = match warning {
-        PodWarning::Nothing => return None,
-        PodWarning::Unplaced => (
-            PodEventReason::Unplaced,
-            format!(
-                "The pod is on {node} and has no record of its GPUs: Stowage did not bind it. {} are charged on every GPU of the node until an agent reports where it runs. Set its schedulerName so that Stowage places it.",
-                entry.demand.per_gpu
-            ),
-        ),
-        PodWarning::DevicesEdited => (
-            PodEventReason::EditIgnored,
-            format!(
-                "The annotation stowage.dev/devices was edited after the pod was bound. The edit is ignored: the pod is charged on {} of {node}.",
-                devices()
-            ),
-        ),
-        PodWarning::DemandEdited => (
-            PodEventReason::EditIgnored,
-            format!(
-                "The pod's request was edited after it was bound. The edit is ignored: the pod is charged {} on each of {} of {node}.",
-                entry.demand.per_gpu,
-                plural(entry.demand.gpus, "GPU")
-            ),
-        ),
-        PodWarning::CheckpointUnreadable => (
-            PodEventReason::EditIgnored,
-            "The time of the pod's last checkpoint cannot be read, so the pod counts as never checkpointed. Write stowage.dev/checkpoint-time as RFC 3339, such as 2026-03-01T12:00:00Z.".to_owned(),
-        ),
-        PodWarning::CheckpointInFuture => (
-            PodEventReason::EditIgnored,
-            "The time of the pod's last checkpoint is in the future; it counts as now. Check the clocks of its node and of the control plane.".to_owned(),
-        ),
-    };
-    Some(PodEvent { key: entry.key.clone(), uid: uid.clone(), kind, text })
 }
 
 fn node_name(node: &Node) -> Option<NodeName> {

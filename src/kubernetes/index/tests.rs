@@ -4,6 +4,7 @@ mod kube_filters;
 
 use super::*;
 use crate::ids::GpuUuid;
+use crate::kubernetes::port::PodEventReason;
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};

@@ -86,7 +86,7 @@ fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
     let refused = |refused: &FilterRefusal| RefusedPart {
         ago_millis: facts.now.since(refused.at),
         asked_about: facts.open_places().count() as u32,
-        woken: refused.unanswered,
+        woken: refused.woken,
         unanswered_wakes: waiting.unanswered_wakes,
     };
     PodStage::Waiting {
@@ -99,6 +99,6 @@ fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
         refused: waiting.refused.as_ref().map(refused),
         preemption_candidates: waiting.offered_to_preempt,
         gate: waiting.gate,
-        failed_attempts: waiting.failed_attempt.map_or(0, |failed_attempt| failed_attempt.unanswered_wakes),
+        failed_attempts: waiting.failed_attempt.map_or(0, |failed_attempt| failed_attempt.times),
     }
 }

@@ -2,9 +2,10 @@
 
 use super::Ledger;
 use super::node_state::NodeState;
-use super::pod_state::{BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
+use super::pod_state::{BoundPod, PodPhase, PodState};
 use super::pod_states::ExpiredReservations;
 use super::start_times::PodStart;
+use super::waiting_pod::{SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::fit::is_allowed;

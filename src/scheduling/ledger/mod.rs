@@ -13,7 +13,7 @@
 //!
 //! | part | what it is | what it keeps |
 //! |---|---|---|
-//! | [`pod_states`] | a [`pod_state`] for each pod | groups and deadlines follow from the pods |
+//! | [`pod_states`] | a [`pod_state`] for each pod, with a [`waiting_pod`] until it has a node | groups and deadlines follow from the pods |
 //! | [`node_states`] | a [`node_state`] for each node | sums by tenant, spare GPUs, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
@@ -67,6 +67,7 @@ mod start_samples;
 mod start_times;
 mod state;
 mod tenant_usage;
+mod waiting_pod;
 mod waiting_pods;
 mod waiting_queue;
 
@@ -76,10 +77,7 @@ pub use node_state::{LoanStage, PodLoan, WakeStatus};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
 pub use overuse::{Overuse, OveruseAction, OveruseStep};
-pub use pod_state::{
-    AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
-    WaitingPod, WakeMarks,
-};
+pub use pod_state::{AssumedPod, BoundPod, PodPhase, PodState, WakeMarks};
 pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_class_exclusions};
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::{NodesAtOneTime, Totals};
@@ -89,6 +87,7 @@ pub use set_policy::{Classifications, GPU_LABELS, PreparedPolicy, RetiredPolicy}
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
+pub use waiting_pod::{FailedAttempt, FilterRefusal, SchedulingGate, SoftReservation, WaitingPod};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 
 pub(in crate::scheduling) use budget_index::BudgetIndex;

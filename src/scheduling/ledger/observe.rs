@@ -3,8 +3,9 @@
 use super::Ledger;
 use super::assume::gate;
 use super::node_state::NodeState;
-use super::pod_state::{BoundPod, PodPhase, PodState, SchedulingGate};
+use super::pod_state::{BoundPod, PodPhase, PodState};
 use super::start_times::PodStart;
+use super::waiting_pod::SchedulingGate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};

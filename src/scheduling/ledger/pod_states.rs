@@ -5,7 +5,8 @@
 //! a pod means for nodes is answered as a [`PodMove`], and is for [`super::node_states`] to follow.
 
 use super::copy_on_write::PodMap;
-use super::pod_state::{PodPhase, PodState, WaitingPod};
+use super::pod_state::{PodPhase, PodState};
+use super::waiting_pod::WaitingPod;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, GroupKey};
 use crate::scheduling::vocabulary::placement::Reservation;

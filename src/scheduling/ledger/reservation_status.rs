@@ -2,8 +2,9 @@
 //! given up. After a restart, too: all of it follows from what the API server keeps.
 
 use super::Ledger;
-use super::pod_state::{PodState, SchedulingGate, WaitingPod};
+use super::pod_state::PodState;
 use super::preemptor::KeepReason;
+use super::waiting_pod::{SchedulingGate, WaitingPod};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::placement::Reservation;

@@ -4,9 +4,10 @@
 use super::Ledger;
 use super::assume::{AssumeConflict, forget_measured};
 use super::node_state::NodeState;
-use super::pod_state::{PodState, WaitingPod};
+use super::pod_state::PodState;
 use super::potential_victim::given_back;
 use super::preemptor::{Departure, KeepReason, Preemptor};
+use super::waiting_pod::WaitingPod;
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, misfit};

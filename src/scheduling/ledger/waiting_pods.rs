@@ -9,7 +9,8 @@
 
 use super::Ledger;
 use super::node_state::NodeState;
-use super::pod_state::{FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::pod_state::{PodPhase, PodState};
+use super::waiting_pod::{FailedAttempt, FilterRefusal, SchedulingGate, WaitingPod};
 use super::waiting_queue::{QueueBand, WaitingLine, WaitingQueue};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::placing::snapshot::NodeSet;
@@ -108,7 +109,7 @@ impl WaitingPods {
             Some((due, queue_band)) if due <= now => self.queue.set_ready(uid, queue_band),
             Some((due, _)) => self.queue.set_later(uid, due),
         }
-        let woken = refusal.filter(|refusal| refusal.unanswered > 0);
+        let woken = refusal.filter(|refusal| refusal.woken > 0);
         self.queue.set_woken(uid, woken.map(|refusal| refusal.at));
         if refusal.is_none() {
             self.refused.remove(uid);
@@ -266,7 +267,7 @@ impl Ledger {
                 .times(1 << (times - 1).min(8))
                 .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
         };
-        waiting.failed_eviction.is_none_or(|failed| failed.at + pause(failed.unanswered_wakes) <= self.now)
+        waiting.failed_eviction.is_none_or(|failed| failed.at + pause(failed.times) <= self.now)
     }
 
     /// Makes pods ready that are due, at most so many of them.
@@ -290,9 +291,7 @@ impl Ledger {
         };
         let left_alone = match (gate, refused) {
             (SchedulingGate::Planned, _) => Moment::default(),
-            (SchedulingGate::Open, Some(refused)) => {
-                refused.at + pause(refused.unanswered, *unanswered_wakes)
-            }
+            (SchedulingGate::Open, Some(refused)) => refused.at + pause(refused.woken, *unanswered_wakes),
             (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
         let again = |failed_attempt: FailedAttempt| {
@@ -315,10 +314,10 @@ impl Ledger {
         else {
             return None;
         };
-        let is_due = refused.at + pause(refused.unanswered, *unanswered_wakes) <= self.now
-            && self.is_due(*failed_attempt);
+        let is_due =
+            refused.at + pause(refused.woken, *unanswered_wakes) <= self.now && self.is_due(*failed_attempt);
         let asked = refused.asked.clone();
-        let way = match (is_due, refused.unanswered) {
+        let way = match (is_due, refused.woken) {
             (true, _) => WaitKind::Refused { asked },
             (false, 0) => return None,
             (false, _) => WaitKind::OnItsWay { asked },
@@ -372,14 +371,14 @@ fn queue_band_of(pod_state: &PodState) -> QueueBand {
 }
 
 fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
-    FIRST_RETRY_AFTER.times(1 << failed_attempt.unanswered_wakes.min(8)).min(longest)
+    FIRST_RETRY_AFTER.times(1 << failed_attempt.times.min(8)).min(longest)
 }
 
 /// How long a pod is left alone that was woken so often without asking, or was refused so often.
-fn pause(unanswered: u32, unanswered_wakes: u32) -> Millis {
-    match unanswered {
+fn pause(woken: u32, unanswered_wakes: u32) -> Millis {
+    match woken {
         0 => QUIET_PERIOD.times(1 << unanswered_wakes.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
-        _ => QUIET_PERIOD.times(1 << unanswered.min(8)).min(LONGEST_PAUSE),
+        _ => QUIET_PERIOD.times(1 << woken.min(8)).min(LONGEST_PAUSE),
     }
 }
 

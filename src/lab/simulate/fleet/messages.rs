@@ -20,7 +20,7 @@ pub enum Message {
     /// How far a bound pod has come with its start.
     Start { uid: PodUid, progress: StartProgress },
     /// What the agent of a node measured.
-    Reading { node: NodeName, reading: NodeReading },
+    Reading { node: NodeName, reading: Arc<NodeReading> },
     /// The images that a node has.
     Images { node: NodeName, images: Vec<Image> },
     /// The Binding was written.

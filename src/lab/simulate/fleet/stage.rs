@@ -237,7 +237,9 @@ impl<'s, T> Stage<'s, T> {
         let now = self.now();
         let reading = |machine: &Machine| (machine.spec.name.clone(), machine.reading(now, &self.loads));
         let readings: Vec<(NodeName, NodeReading)> = self.machines.iter().map(reading).collect();
-        readings.into_iter().for_each(|(node, reading)| self.send(Message::Reading { node, reading }));
+        readings
+            .into_iter()
+            .for_each(|(node, reading)| self.send(Message::Reading { node, reading: reading.into() }));
     }
 
     fn note_change(&mut self, node: &NodeName) {
@@ -256,7 +258,7 @@ impl<'s, T> Stage<'s, T> {
         let Some(reading) = self.machines.get(&node).map(|machine| machine.reading(now, &self.loads)) else {
             return;
         };
-        self.send(Message::Reading { node, reading });
+        self.send(Message::Reading { node, reading: reading.into() });
         // What it freed is of use to a pod that waits.
         if self.scheduler.has_pending() {
             self.pause = Millis::default();

@@ -299,7 +299,7 @@ fn next_step(facts: &Facts) -> Option<RemedyChange> {
     let PodPhase::Waiting(waiting) = &facts.entry.phase else { return None };
     Some(match (&waiting.refused, &waiting.offered) {
         (Some(refused), _) => {
-            RemedyChange::Requeued { woken: refused.unanswered, ago_millis: facts.now.since(refused.at) }
+            RemedyChange::Requeued { woken: refused.woken, ago_millis: facts.now.since(refused.at) }
         }
         (None, Some(node)) => RemedyChange::NotBound { node: node.clone(), attempts: waiting.tries },
         (None, None) => RemedyChange::NotAsked,

@@ -252,7 +252,7 @@ impl FleetScheduler for Stowage {
                 self.cluster.apply(EngineStartObserved { uid: uid.clone(), progress: *progress });
             }
             Message::Reading { node, reading } => {
-                self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.clone().into() });
+                self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.clone() });
             }
             Message::Images { node, images } => {
                 let images = images.iter().filter_map(node_image).collect();
