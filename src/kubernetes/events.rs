@@ -220,6 +220,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_dropped_does_not_push_out_the_memory_of_what_was_told() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
+        (0..2 * REMEMBERED).for_each(|_| notices.record_event(refusal(WAITING)));
+        while receiver.try_recv().is_ok() {}
+        (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        assert_eq!((counted("dropped"), counted("suppressed")), (2 * REMEMBERED as u64, WAITING as u64));
+    }
+
+    #[test]
     fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service);

@@ -357,4 +357,17 @@ mod tests {
         let announced = (0..100).filter(|_| awaiting.is_overdue()).count();
         assert_eq!(announced, 1, "it is said once that it takes long");
     }
+
+    #[test]
+    fn a_policy_that_is_withdrawn_before_it_came_into_force_leaves_no_watch_of_namespaces() {
+        let service = Service::with_stopped_clock(built_in());
+        let selects = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let change = ChangeOfPolicy::default();
+        for then in ["", "classes: [{nmae: typo}]\n"] {
+            let [selects, then] = [selects, then].map(|text| [SourceText::new("policy.yaml", text)]);
+            assert!(matches!(take(&service, &selects, &change), ReloadOutcome::Awaits));
+            take(&service, &then, &change);
+            assert!(!*service.namespaces_wanted().borrow(), "nothing asks for them any more");
+        }
+    }
 }

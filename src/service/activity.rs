@@ -173,4 +173,27 @@ mod tests {
             ]
         );
     }
+
+    #[test]
+    fn warnings_of_a_pod_that_alternate_are_one_entry_each() {
+        let recent = RecentActivity::default();
+        let warning = |reason| Activity { kind: ActivityKind::Warning, reason, ..refusal(1) };
+        for _ in 0..KEPT {
+            recent.add(Moment(0), warning("StowageDrift"));
+            recent.add(Moment(0), warning("StowageOverGrant"));
+        }
+        let reasons: Vec<_> = recent.after(0).iter().map(|entry| entry.what.reason).collect();
+        assert_eq!(reasons, ["StowageDrift", "StowageOverGrant"]);
+    }
+
+    #[test]
+    fn each_change_of_the_policy_is_an_entry() {
+        let recent = RecentActivity::default();
+        for text in ["first", "second"] {
+            let (reason, text) = ("StowagePolicyApplied", text.to_owned());
+            recent.add(Moment(0), Activity { kind: ActivityKind::Policy, reason, text, ..refusal(1) });
+        }
+        let texts: Vec<_> = recent.after(0).iter().map(|entry| entry.what.text.clone()).collect();
+        assert_eq!(texts, ["first", "second"]);
+    }
 }

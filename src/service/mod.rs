@@ -433,13 +433,29 @@ const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::LeaderEpoch;
     use crate::scheduling::policy::{Class, Match, NamespaceSelector};
     use crate::scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved};
+    use crate::telemetry::RecordingMetrics;
 
     #[test]
     fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
         let (now, month) = (Clock::start(TimeSource::SYSTEM).now(), Millis::seconds(30 * 24 * 3600));
         assert_eq!(now.since(now.before(month)), month);
+    }
+
+    #[test]
+    fn a_replica_that_stays_on_standby_records_nothing() {
+        let service = Service::with_stopped_clock(Policy::default());
+        let (tap, _queue) = RecordingTap::new(RecordingMetrics::detached());
+        service.record_with(tap);
+        service.record_checkpoint();
+        (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
+        assert_eq!(service.recording().unwrap().latest(), None, "nothing has changed");
+        service.cluster().apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
+        assert_eq!(service.recording().unwrap().latest(), Some(1), "it began to lead, and stopped");
+        assert_eq!(service.cluster().leader(), None);
     }
 
     fn selecting() -> Policy {

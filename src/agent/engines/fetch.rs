@@ -177,11 +177,14 @@ fn failure(uri: &Uri, error: &Error) -> FetchError {
 mod tests {
     use super::*;
     use axum::body::Body;
-    use futures::future::join_all;
+    use futures::future::{self, join_all};
     use futures::{StreamExt, stream};
+    use http::uri::PathAndQuery;
     use std::convert::Infallible;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
 
     const FRAME: usize = 16 << 10;
 
@@ -205,5 +208,24 @@ mod tests {
         assert!(futures::poll!(std::pin::pin!(reads)).is_pending());
         let mib = read.load(Ordering::Relaxed) >> 20;
         assert!(mib <= 40, "{mib} MiB at once, and the agent has 64");
+    }
+
+    #[tokio::test]
+    async fn the_head_of_an_answer_is_limited() {
+        let pod = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = pod.local_addr().unwrap().port();
+        let endless = tokio::spawn(async move {
+            let (mut client, _) = pod.accept().await.unwrap();
+            assert!(client.read(&mut [0; 1024]).await.unwrap() > 0, "the request");
+            client.write_all(b"HTTP/1.1 200 OK\r\nX-Long: ").await.unwrap();
+            client.write_all(&[b'a'; 64 << 10]).await.unwrap();
+            future::pending::<()>().await;
+        });
+        let address = MetricsAddress { port, path: PathAndQuery::from_static("/metrics") };
+        let patient = EngineLimits { answer: Duration::from_secs(10), ..EngineLimits::default() };
+        let answer = Fetcher::new(patient).get(IpAddr::from([127, 0, 0, 1]), &address).await;
+        // A hundred pods of a node may do this at once.
+        assert!(matches!(answer, Err(FetchError::Broken(..))), "{answer:?}");
+        endless.abort();
     }
 }

@@ -332,3 +332,51 @@ impl AsyncWrite for TimedStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extender::tls::from_pem;
+    use rustls::{ClientConfig, RootCertStore};
+    use std::net::Ipv4Addr;
+    use tokio::io::{AsyncWriteExt, copy, sink};
+    use tokio::net::TcpListener;
+    use tokio_rustls::{TlsAcceptor, TlsConnector, client};
+
+    async fn tls_connection(peer: &Arc<Peer>) -> (TimedStream, client::TlsStream<TcpStream>) {
+        let made = rcgen::generate_simple_self_signed(["stowage".to_owned()]).unwrap();
+        let tls = from_pem(&made.cert.pem(), &made.signing_key.serialize_pem()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(made.cert.der().clone()).unwrap();
+        let trusting =
+            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let (server, client) = futures::join!(
+            TlsAcceptor::from(tls.current()).accept(server),
+            TlsConnector::from(Arc::new(trusting)).connect("stowage".try_into().unwrap(), client),
+        );
+        (TimedStream::new(PeerStream::Tls(Box::new(server.unwrap())), peer.clone()), client.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_client_over_tls_that_reads_the_last_bytes_late_is_not_counted_as_one_that_does_not_read() {
+        let peer = Peer::new(Ipv4Addr::LOCALHOST.into());
+        let (mut server, mut client) = tls_connection(&peer).await;
+        let is_stalled = || peer.state.lock().stalled.is_some();
+        while !is_stalled() {
+            // The session takes what the kernel does not: a flush finds that out.
+            assert!(server.write(&[b'x'; 8 << 10]).await.is_ok());
+            let _ = futures::poll!(std::pin::pin!(server.flush()));
+        }
+        let reading = tokio::spawn(async move { copy(&mut client, &mut sink()).await });
+        server.flush().await.unwrap();
+        assert!(!is_stalled(), "it has read everything");
+        reading.abort();
+    }
+}

@@ -86,3 +86,13 @@ fn an_engine_that_sleeps_is_ready_sooner_than_a_new_one() {
     assert_eq!((asleep.serving, asleep.asleep), (0, 1));
     assert!(asleep.ready_in < awake.ready_in);
 }
+
+#[test]
+fn an_engine_of_a_pod_that_is_gone_counts_only_while_its_agent_reports_it() {
+    let mut cluster = LedgerCluster::new(&[("a", 4)]);
+    bound(&mut cluster, "moved");
+    cluster.apply(PodDeleted(uid("moved")));
+    let silent = [sample("moved", EngineFigures::Silent)];
+    assert_eq!(load_of(&cluster, &silent).replicas(), 0, "its node's agent went silent before the pod went");
+    assert_eq!(load_of(&cluster, &[sample("moved", busy(0.5))]).replicas(), 1, "the watch may be late");
+}
