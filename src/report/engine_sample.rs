@@ -1,6 +1,7 @@
 //! A report's engines alone, as the autoscaler counts them.
 
 use super::{EngineReport, EngineState};
+use crate::ids::NodeName;
 use crate::scheduling::autoscaling::{EngineFigures, EngineSample, Permille};
 use crate::units::Millis;
 use serde::Deserialize;
@@ -13,8 +14,8 @@ pub struct ReportedEngines {
 }
 
 impl EngineReport {
-    /// This engine, if its model is known, in a report that is `age` old. Figures that are older than `stale` count as none.
-    pub fn sample(self, age: Millis, stale: Millis) -> Option<EngineSample> {
+    /// This engine, if its model is known, in a report of `node` that is `age` old. Figures that are older than `stale` count as none.
+    pub fn sample(self, node: &NodeName, age: Millis, stale: Millis) -> Option<EngineSample> {
         let is_old = age + self.age_millis >= stale;
         let kv_cache = match self.preempting {
             true => Some(Permille::FULL),
@@ -29,7 +30,7 @@ impl EngineReport {
             EngineState::Sleeping if !is_old => EngineFigures::Asleep,
             _ => EngineFigures::Silent,
         };
-        Some(EngineSample { pod: self.pod, model: self.model?, figures })
+        Some(EngineSample { node: node.clone(), pod: self.pod, model: self.model?, figures })
     }
 }
 
@@ -42,7 +43,9 @@ mod tests {
         let mut report = json!({ "pod": "p", "engine": "vllm", "gpus": [], "model": "m" });
         report.as_object_mut().unwrap().extend(engine.as_object().unwrap().clone());
         let report: ReportedEngines = serde_json::from_value(json!({ "engines": [report] })).unwrap();
-        let sample = report.engines.into_iter().find_map(|one| one.sample(Millis(age), Millis::seconds(30)));
+        let node = NodeName::parse("a").unwrap();
+        let sample = |one: EngineReport| one.sample(&node, Millis(age), Millis::seconds(30));
+        let sample = report.engines.into_iter().find_map(sample);
         sample.map(|sample| sample.figures)
     }
 

@@ -34,7 +34,16 @@ impl Driven {
         let monotonic = || Duration::from_secs(SECONDS.load(Ordering::SeqCst));
         let service =
             Service::timed_by(TimeSource { monotonic, wall: jiff::Timestamp::now }, Policy::default());
-        let dump = json!({ "items": [{ "kind": "Node", "metadata": { "name": "node-a" } }] }).to_string();
+        let limits = json!({ "limits": { "stowage.dev/vram": "20Gi" } });
+        let pod = |n: u32| {
+            json!({
+                "kind": "Pod", "metadata": { "name": format!("pod-{n}"), "namespace": "default", "uid": format!("pod-{n}") },
+                "spec": { "nodeName": "node-a", "containers": [{ "name": "engine", "resources": limits }] },
+            })
+        };
+        let node = json!({ "kind": "Node", "metadata": { "name": "node-a" } });
+        let items: Vec<Value> = std::iter::once(node).chain((0..4).map(pod)).collect();
+        let dump = json!({ "items": items }).to_string();
         let dump = Dump::of(dump, Path::new("test"));
         let control_plane = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         Self {

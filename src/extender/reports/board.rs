@@ -118,12 +118,14 @@ impl Board {
     /// The engines of every node, in no order. Figures that are older than `stale` count as none.
     pub fn engine_samples(&self, now: Moment, stale: Millis) -> Vec<EngineSample> {
         // One text at a time, so that reports are not blocked while it is parsed.
-        let texts =
-            self.names().into_iter().filter_map(|node| self.places.get(&node).map(|place| place.kept()));
-        let engines = texts.flat_map(|(text, received)| {
+        let kept = |node: NodeName| {
+            let kept = self.places.get(&node).map(|place| place.kept())?;
+            Some((node, kept))
+        };
+        let engines = self.names().into_iter().filter_map(kept).flat_map(|(node, (text, received))| {
             let report: ReportedEngines = serde_json::from_slice(&text).expect("it was read when it came");
             let age = now.since(received);
-            report.engines.into_iter().filter_map(move |engine| engine.sample(age, stale))
+            report.engines.into_iter().filter_map(move |engine| engine.sample(&node, age, stale))
         });
         engines.collect()
     }

@@ -1,6 +1,6 @@
 //! What the replicas of one model report, in sums.
 
-use crate::ids::{ModelId, PodUid};
+use crate::ids::{ModelId, NodeName, PodUid};
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ impl Permille {
 /// One engine, as its node's agent reported it last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineSample {
+    /// Whose agent reported it.
+    pub node: NodeName,
     pub pod: PodUid,
     pub model: ModelId,
     pub figures: EngineFigures,

@@ -11,6 +11,7 @@ use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::engine_model::SleepLevel;
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, time_to_wake};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::{Bytes, Millis};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +30,8 @@ type Replicas<'a> = BTreeMap<Replica<'a>, EngineFigures>;
 
 /// The load of every model of which there is a replica. `engines` are all that agents report.
 pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, ModelLoad> {
-    let mut models = with_engines(ledger, engines);
+    let engines: Vec<&EngineSample> = engines.iter().filter(|engine| is_believed(ledger, engine)).collect();
+    let mut models = with_engines(&engines);
     let group_of = |uid: &PodUid| ledger.pod_state(uid).and_then(group);
     let led: BTreeSet<&GroupKey> = engines.iter().filter_map(|engine| group_of(&engine.pod)).collect();
     // Which of two comes first makes no difference: what they do together is a sum.
@@ -58,14 +60,26 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
 }
 
 /// The replicas of which an engine is reported; several engines of one pod are one.
-fn with_engines<'a>(ledger: &Ledger, engines: &'a [EngineSample]) -> BTreeMap<&'a ModelId, Replicas<'a>> {
+fn with_engines<'a>(engines: &[&'a EngineSample]) -> BTreeMap<&'a ModelId, Replicas<'a>> {
     let mut models: BTreeMap<&ModelId, Replicas<'_>> = BTreeMap::new();
-    for engine in engines.iter().filter(|engine| !ledger.is_leaving(&engine.pod)) {
+    for engine in engines {
         let replicas = models.entry(&engine.model).or_default();
         let replica = replicas.entry(Replica::Pod(&engine.pod));
         replica.and_modify(|known| *known = known.beside(engine.figures)).or_insert(engine.figures);
     }
     models
+}
+
+/// Whether the engine counts: an agent is believed about pods of its own node only, and what it said last of a pod ends with the
+/// pod. Pods that take their GPUs by ResourceClaims are not in the ledger: such an engine counts while its agent is heard.
+fn is_believed(ledger: &Ledger, engine: &EngineSample) -> bool {
+    match ledger.pod_state(&engine.pod) {
+        Some(pod_state) => pod_state.node() == Some(&engine.node) && !is_leaving(pod_state),
+        None => {
+            let is_dra = ledger.node(&engine.node).is_some_and(|node| node.kind == NodeKind::Dra);
+            is_dra && engine.figures != EngineFigures::Silent
+        }
+    }
 }
 
 fn group(pod_state: &PodState) -> Option<&GroupKey> {

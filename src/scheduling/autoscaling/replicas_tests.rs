@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::ids::ModelId;
-use crate::scheduling::ledger::StartProgress;
+use crate::scheduling::ledger::{DeviceSlice, PublishedDevices, StartProgress};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
 use crate::scheduling::verbs::bind::BindAsked;
 use crate::scheduling::verbs::binding::BindingWritten;
 use crate::scheduling::verbs::observe::{EngineStartObserved, PodDeleted};
+use crate::scheduling::verbs::slices::SliceObserved;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::units::Millis;
 
@@ -22,7 +23,7 @@ fn bound(cluster: &mut LedgerCluster, pod: &str) {
 }
 
 fn sample(pod: &str, figures: EngineFigures) -> EngineSample {
-    EngineSample { pod: uid(pod), model: ModelId::parse("m").unwrap(), figures }
+    EngineSample { node: node("a"), pod: uid(pod), model: ModelId::parse("m").unwrap(), figures }
 }
 
 fn busy(share: f64) -> EngineFigures {
@@ -36,11 +37,12 @@ fn load_of(cluster: &LedgerCluster, engines: &[EngineSample]) -> ModelLoad {
 #[test]
 fn engines_are_replicas_and_pods_without_one_start() {
     let mut cluster = LedgerCluster::new(&[("a", 4)]);
-    bound(&mut cluster, "serves");
-    bound(&mut cluster, "starts");
+    for pod in ["serves", "serves-too", "starts"] {
+        bound(&mut cluster, pod);
+    }
     cluster.wait("waits", of_model("m"));
     cluster.wait("other", of_model("n"));
-    let load = load_of(&cluster, &[sample("serves", busy(0.5)), sample("foreign", busy(0.25))]);
+    let load = load_of(&cluster, &[sample("serves", busy(0.5)), sample("serves-too", busy(0.25))]);
     assert_eq!((load.serving, load.starting, load.asleep), (2, 2, 0));
     assert_eq!(
         (load.kv_cache, load.waiting),
@@ -88,11 +90,32 @@ fn an_engine_that_sleeps_is_ready_sooner_than_a_new_one() {
 }
 
 #[test]
-fn an_engine_of_a_pod_that_is_gone_counts_only_while_its_agent_reports_it() {
+fn an_engine_of_a_pod_that_is_gone_does_not_count() {
     let mut cluster = LedgerCluster::new(&[("a", 4)]);
     bound(&mut cluster, "moved");
     cluster.apply(PodDeleted(uid("moved")));
-    let silent = [sample("moved", EngineFigures::Silent)];
-    assert_eq!(load_of(&cluster, &silent).replicas(), 0, "its node's agent went silent before the pod went");
-    assert_eq!(load_of(&cluster, &[sample("moved", busy(0.5))]).replicas(), 1, "the watch may be late");
+    for figures in [EngineFigures::Silent, busy(0.5)] {
+        assert_eq!(load_of(&cluster, &[sample("moved", figures)]).replicas(), 0, "{figures:?}");
+    }
+}
+
+#[test]
+fn engines_of_pods_with_resource_claims_count_while_their_agent_is_heard() {
+    let mut cluster = LedgerCluster::new(&[("a", 4)]);
+    let devices = vec![PublishedDevices::OnNode(node("a"))];
+    let (driver, pool, scope) = ("gpu.nvidia.com".into(), "pool".into(), "".into());
+    let slice = DeviceSlice { driver, pool, scope, generation: 1, slices_of_pool: 1, devices };
+    cluster.apply(SliceObserved { name: "a".into(), slice });
+    assert_eq!(load_of(&cluster, &[sample("claims", busy(0.5))]).replicas(), 1);
+    assert_eq!(load_of(&cluster, &[sample("claims", EngineFigures::Silent)]).replicas(), 0);
+}
+
+#[test]
+fn an_agent_is_believed_about_the_pods_of_its_own_node_only() {
+    let mut cluster = LedgerCluster::new(&[("a", 4), ("b", 4)]);
+    bound(&mut cluster, "one");
+    cluster.wait("waits", of_model("m"));
+    let from_b = |pod| EngineSample { node: node("b"), ..sample(pod, busy(1.0)) };
+    let load = load_of(&cluster, &[sample("one", busy(0.5)), from_b("one"), from_b("waits"), from_b("none")]);
+    assert_eq!((load.serving, load.starting, load.kv_cache.sum), (1, 1, 500));
 }
