@@ -318,8 +318,8 @@ impl AsyncWrite for TimedStream {
             PeerStream::Plain(stream) => Pin::new(stream).poll_flush(cx),
             PeerStream::Tls(stream) => Pin::new(stream).poll_flush(cx),
         };
-        // A plain stream has nothing to flush, and would always report success.
-        if outcome.is_pending() {
+        // A plain stream has nothing to flush, and would always report success. A session has what its socket did not take.
+        if outcome.is_pending() || matches!(self.stream, PeerStream::Tls(_)) {
             self.peer.wrote(&outcome);
         }
         outcome
