@@ -64,6 +64,9 @@ impl FetchError {
 /// seconds).
 const IDLE: Duration = Duration::from_secs(4);
 
+/// Of an answer's head, in bytes: all pods of a node may answer at once, and no head of an engine takes a tenth of it.
+const HEAD: usize = 16 << 10;
+
 #[derive(Debug)]
 pub struct Fetcher {
     client: Client<HttpConnector, Empty<bytes::Bytes>>,
@@ -84,6 +87,7 @@ impl Fetcher {
             .pool_max_idle_per_host(2)
             .pool_idle_timeout(IDLE)
             .pool_timer(TokioTimer::new())
+            .http1_max_buf_size(HEAD)
             .build(connector);
         let medium = Semaphore::new(limits.medium_pages);
         Self { client, medium, large: Semaphore::new(1), limits }
