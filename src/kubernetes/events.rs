@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,49 +54,52 @@ impl EventRecorder {
         notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
         let (uid, kind) = (notice.uid.clone(), notice.kind);
         let now = self.service.now();
-        if kind.repeats() && !self.told.lock().is_news(&uid, kind, now) {
-            count(&self.service, kind, "suppressed");
-        } else if self.queue.try_send(notice).is_err() {
-            self.told.lock().forget(&uid, kind);
-            count(&self.service, kind, "dropped");
+        let mut told = self.told.lock();
+        if kind.repeats() && told.is_told(&uid, kind, now) {
+            return count(&self.service, kind, "suppressed");
         }
+        // What finds no place was not told.
+        let Ok(place) = self.queue.try_reserve() else { return count(&self.service, kind, "dropped") };
+        if kind.repeats() {
+            told.note(uid, kind, now);
+        }
+        place.send(notice);
     }
 }
 
 /// Which Events were recorded recently.
 #[derive(Debug, Default)]
 struct RecentEvents {
-    since: FxHashMap<(PodUid, PodEventReason), Moment>,
-    /// In order of time.
+    told: FxHashSet<(PodUid, PodEventReason)>,
+    /// The same, in order of time.
     order: VecDeque<(Moment, PodUid, PodEventReason)>,
 }
 
 impl RecentEvents {
-    /// Whether the pod has had no such Event recently. It counts as recorded from now on.
-    fn is_news(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
+    /// Whether the pod has had such an Event recently.
+    fn is_told(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
         self.forget_until(now);
-        let key = (uid.clone(), kind);
-        if self.since.contains_key(&key) {
-            return false;
+        self.told.contains(&(uid.clone(), kind))
+    }
+
+    /// The pod has such an Event from now on, and had none.
+    fn note(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
+        if self.order.len() >= REMEMBERED {
+            self.forget_oldest();
         }
-        self.since.insert(key, now);
-        self.order.push_back((now, uid.clone(), kind));
-        true
+        self.told.insert((uid.clone(), kind));
+        self.order.push_back((now, uid, kind));
     }
 
-    fn forget(&mut self, uid: &PodUid, kind: PodEventReason) {
-        self.since.remove(&(uid.clone(), kind));
-    }
-
-    /// Removes old entries, and the oldest beyond the limit.
     fn forget_until(&mut self, now: Moment) {
-        let is_over = |told: &Moment| *told + QUIET <= now;
-        while self.order.len() >= REMEMBERED || self.order.front().is_some_and(|(told, ..)| is_over(told)) {
-            let Some((told, uid, kind)) = self.order.pop_front() else { return };
-            let key = (uid, kind);
-            if self.since.get(&key) == Some(&told) {
-                self.since.remove(&key);
-            }
+        while self.order.front().is_some_and(|(told, ..)| *told + QUIET <= now) {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, uid, kind)) = self.order.pop_front() {
+            self.told.remove(&(uid, kind));
         }
     }
 }
@@ -186,23 +189,23 @@ mod tests {
     fn a_pod_gets_the_same_event_once_in_ten_minutes() {
         let mut told = RecentEvents::default();
         let at = |seconds| Moment(0) + Millis::seconds(seconds);
-        assert!(told.is_news(&uid(1), PodEventReason::Unschedulable, at(0)));
-        assert!(!told.is_news(&uid(1), PodEventReason::Unschedulable, at(599)));
-        assert!(told.is_news(&uid(1), PodEventReason::Unplaced, at(599)), "another kind is other news");
-        assert!(told.is_news(&uid(2), PodEventReason::Unschedulable, at(599)), "another pod, too");
-        assert!(told.is_news(&uid(1), PodEventReason::Unschedulable, at(600)));
-        assert!(!told.is_news(&uid(1), PodEventReason::Unschedulable, at(601)));
+        let (refused, unplaced) = (PodEventReason::Unschedulable, PodEventReason::Unplaced);
+        told.note(uid(1), refused, at(0));
+        assert!(told.is_told(&uid(1), refused, at(599)));
+        assert!(!told.is_told(&uid(1), unplaced, at(599)), "another kind is other news");
+        assert!(!told.is_told(&uid(2), refused, at(599)), "another pod, too");
+        assert!(!told.is_told(&uid(1), refused, at(600)));
     }
 
     #[test]
     fn the_memory_of_recorded_events_is_limited_and_the_oldest_are_forgotten_first() {
         let mut told = RecentEvents::default();
         for n in 0..REMEMBERED + 10 {
-            assert!(told.is_news(&uid(n), PodEventReason::Unschedulable, Moment(n as u64 / 100)));
+            told.note(uid(n), PodEventReason::Unschedulable, Moment(n as u64 / 100));
         }
-        assert_eq!((told.since.len(), told.order.len()), (REMEMBERED, REMEMBERED));
-        assert!(told.is_news(&uid(0), PodEventReason::Unschedulable, Moment(1000)));
-        assert!(!told.is_news(&uid(REMEMBERED), PodEventReason::Unschedulable, Moment(1000)));
+        assert_eq!((told.told.len(), told.order.len()), (REMEMBERED, REMEMBERED));
+        assert!(!told.is_told(&uid(9), PodEventReason::Unschedulable, Moment(1000)));
+        assert!(told.is_told(&uid(10), PodEventReason::Unschedulable, Moment(1000)));
     }
 
     #[test]

@@ -86,22 +86,32 @@ pub struct RecentActivity {
 struct ActivityEntries {
     numbers: u64,
     entries: VecDeque<Arc<ActivityEntry>>,
-    /// Each pod's latest kind and reason, and how many of the entries are its.
-    latest: FxHashMap<PodUid, ((ActivityKind, &'static str), usize)>,
+    latest: FxHashMap<PodUid, LatestOfPod>,
+}
+
+/// What happened to a pod last.
+#[derive(Debug)]
+struct LatestOfPod {
+    kind: ActivityKind,
+    /// The reasons of its entries since one of another kind.
+    reasons: Vec<&'static str>,
+    /// How many of the entries are its.
+    entries: usize,
 }
 
 impl RecentActivity {
-    /// Adds an entry, unless the pod's latest one is of the same kind and reason: a pod that is refused a thousand times in a
-    /// row has one.
+    /// Adds an entry, unless the pod has had one of the same kind and reason, and none of another kind since: a pod that is
+    /// refused a thousand times in a row has one, and so has each of two warnings that take turns. Each change of the policy is
+    /// another.
     pub fn add(&self, at: Moment, mut what: Activity) {
         what.text.truncate(what.text.floor_char_boundary(TEXT_BYTES));
         let mut entries = self.entries.lock();
-        let latest = (what.kind, what.reason);
-        if entries.latest.get(&what.uid).is_some_and(|(before, _)| *before == latest) {
+        let fresh = || LatestOfPod { kind: what.kind, reasons: Vec::new(), entries: 0 };
+        let latest = entries.latest.entry(what.uid.clone()).or_insert_with(fresh);
+        if !latest.is_news(&what) {
             return;
         }
-        let of_pod = entries.latest.entry(what.uid.clone()).or_insert((latest, 0));
-        *of_pod = (latest, of_pod.1 + 1);
+        latest.entries += 1;
         entries.numbers += 1;
         let number = entries.numbers;
         entries.entries.push_back(Arc::new(ActivityEntry { number, at, what }));
@@ -121,12 +131,26 @@ impl RecentActivity {
 impl ActivityEntries {
     fn forget_oldest(&mut self) {
         let Some(oldest) = self.entries.pop_front() else { return };
-        if let Some((_, count)) = self.latest.get_mut(&oldest.what.uid) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(latest) = self.latest.get_mut(&oldest.what.uid) {
+            latest.entries -= 1;
+            if latest.entries == 0 {
                 self.latest.remove(&oldest.what.uid);
             }
         }
+    }
+}
+
+impl LatestOfPod {
+    /// Whether it differs from what happened before. It counts as happened from now on.
+    fn is_news(&mut self, what: &Activity) -> bool {
+        if self.kind != what.kind {
+            (self.kind, self.reasons) = (what.kind, Vec::new());
+        }
+        let is_known = self.reasons.contains(&what.reason);
+        if !is_known {
+            self.reasons.push(what.reason);
+        }
+        !is_known || what.kind == ActivityKind::Policy
     }
 }
 
