@@ -31,7 +31,7 @@ use crate::policy_file::diagnostic::{Diagnostic, Severity};
 use crate::policy_file::{self, PolicySources, SourceText};
 use crate::policy_windows::{self, TimeZones};
 use crate::scheduling::policy::Policy;
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use announce::Announcer;
 use read::{ReadError, read};
 use std::path::{Path, PathBuf};
@@ -211,7 +211,12 @@ impl PolicyWatch {
                 }
                 ReloadStep::LookAgain => pause = SETTLES_IN,
                 ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts, &change).await,
-                ReloadStep::Refuse(error) => announcer.refused(&error.into()),
+                ReloadStep::Refuse(error) => {
+                    // What waited for namespaces is not what the files say any more.
+                    self.awaiting = None;
+                    service.want_namespaces(service.reads_namespaces());
+                    announcer.refused(&error.into());
+                }
             }
         }
     }
@@ -226,7 +231,7 @@ impl PolicyWatch {
     ) {
         let (taking, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
         let (given, change) = (texts.clone(), change.clone());
-        let taken = service.heavy_work.begin_in_background(move || {
+        let taken = service.heavy_work.begin_in_background(WorkKind::Policy, move || {
             let outcome = take(&taking, &texts, &change);
             if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
                 keep(last_good.as_ref(), &path, &texts);
@@ -266,7 +271,16 @@ enum ReloadOutcome {
     Awaits,
 }
 
+/// Brings these texts into force, if they are a policy that may.
 fn take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
+    let outcome = try_to_take(service, texts, change);
+    // A policy that has waited for them may have been withdrawn.
+    let waits = matches!(outcome, ReloadOutcome::Awaits);
+    service.want_namespaces(waits || service.reads_namespaces());
+    outcome
+}
+
+fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
     let LoadedPolicy { mut policy, warnings } = match load(texts) {
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
@@ -274,7 +288,6 @@ fn take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> Rel
     let _whole = change.lock();
     let before = service.cluster().policy().clone();
     if policy.reads_namespaces() && !service.namespaces_known() {
-        service.want_namespaces(true);
         return ReloadOutcome::Awaits;
     }
     policy.version = before.version;

@@ -20,7 +20,7 @@ pub use api_server_contact::ApiServerContact;
 pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
-pub use heavy_work::HeavyWork;
+pub use heavy_work::{HeavyWork, WorkKind, WorkPlace};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
 pub use recording_tap::{RecordingTap, Tapped};
@@ -85,22 +85,22 @@ impl Service {
 
     /// With a clock that is driven from outside, such as by a simulation.
     pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
-        Self::by(Clock::start(source), HeavyWork::OnThreads, policy)
+        Self::by(Clock::start(source), WorkPlace::OnThreads, policy)
     }
 
     /// In simulated time on one thread: the same events lead to the same history.
-    pub fn simulated(source: TimeSource, heavy_work: HeavyWork, policy: Policy) -> Arc<Self> {
-        Self::by(Clock::start(source), heavy_work, policy)
+    pub fn simulated(source: TimeSource, work: WorkPlace, policy: Policy) -> Arc<Self> {
+        Self::by(Clock::start(source), work, policy)
     }
 
     /// With a clock that stands still until a test advances it.
     #[cfg(test)]
     pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
         let clock = Clock::start(TimeSource::SYSTEM);
-        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, HeavyWork::OnThreads, policy)
+        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, WorkPlace::OnThreads, policy)
     }
 
-    fn by(clock: Clock, heavy_work: HeavyWork, policy: Policy) -> Arc<Self> {
+    fn by(clock: Clock, work: WorkPlace, policy: Policy) -> Arc<Self> {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
         let namespaces_wanted = watch::Sender::new(policy.reads_namespaces());
@@ -117,7 +117,7 @@ impl Service {
             certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
-            heavy_work,
+            heavy_work: HeavyWork::new(work, metrics.panics.clone()),
             clock,
             metrics,
             traces: OnceLock::new(),
@@ -328,8 +328,12 @@ impl Service {
 
     /// Sets what the Lease says of this replica. A new leader relists before it acts.
     pub fn set_tenure(&self, tenure: Tenure) {
-        if !self.gate.set_tenure(tenure) {
-            self.cluster().apply(LeadershipEnded);
+        if self.gate.set_tenure(tenure) {
+            return;
+        }
+        let mut cluster = self.cluster();
+        if cluster.leader().is_some() {
+            cluster.apply(LeadershipEnded);
         }
     }
 
