@@ -10,6 +10,7 @@ use super::server::PeerAddress;
 use crate::ids::ModelId;
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::autoscaling::{Autoscaler, DesiredReplicas, SignalNeed, loads};
+use crate::service::WorkKind;
 use crate::units::{Millis, Moment};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
@@ -59,12 +60,12 @@ pub async fn run(extender: Extender, every: Duration) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let (heavy_work, extender) = (extender.service.heavy_work, extender.clone());
+        let (service, extender) = (extender.service.clone(), extender.clone());
         // Thousands of reports and all pods are gone through: not on a thread that answers the scheduler.
-        let evaluating = heavy_work.begin_in_background(move || evaluate(&extender));
-        if let Err(error) = evaluating.await {
-            tracing::error!(%error, "replicas per model were not evaluated; the next evaluation tries again");
-        }
+        let evaluating =
+            service.heavy_work.begin_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
+        // If it panicked, the next evaluation tries again.
+        let _ = evaluating.await;
     }
 }
 

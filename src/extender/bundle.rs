@@ -64,7 +64,7 @@ pub async fn answer(
     let Some(bundles) = extender.bundles else { return BundleError::NotRecording.into_response() };
     let last = Duration::from_secs(60 * u64::from(minutes.unwrap_or(MINUTES)));
     let names = if redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
-    streamed(turn, "application/octet-stream", move |out| {
+    streamed(&extender.service, turn, "application/octet-stream", move |out| {
         bundles.write_bundle(last, names, out).inspect_err(|error| warn!(%error, "a bundle ends early"))
     })
 }

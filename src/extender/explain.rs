@@ -13,7 +13,7 @@ use crate::scheduling::explaining::explanation::{ConflictPart, PodStage, Standby
 use crate::scheduling::explaining::remedy::RemedyChange;
 use crate::scheduling::explaining::{ClusterAccess, Explanation, ShownNodes, explain};
 use crate::scheduling::verbs::Cluster;
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -51,6 +51,8 @@ enum ExplainError {
         name = .0.name
     )]
     UnknownPod(PodKey),
+    #[error("Stowage failed on this pod, which is a defect of its own; its log says where")]
+    Panicked,
 }
 
 impl IntoResponse for ExplainError {
@@ -59,6 +61,7 @@ impl IntoResponse for ExplainError {
             Self::Query(_) | Self::Pod(_) | Self::Node(_) => StatusCode::BAD_REQUEST,
             Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::UnknownPod(_) => StatusCode::NOT_FOUND,
+            Self::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, format!("{self}\n")).into_response()
     }
@@ -113,7 +116,7 @@ async fn explained(
         return Err(ExplainError::NotSynced(reason));
     }
     let named = key.clone();
-    let explaining = tokio::task::spawn_blocking(move || {
+    let explaining = move || {
         // A statement of its own, so that the lock is released with it: all pods are gone through.
         let books = service.cluster().scratch();
         let uid = books.uid_of(&named)?;
@@ -122,9 +125,11 @@ async fn explained(
         let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();
         let explanation = Explanation { conflicts, ..explanation };
         Some(if service.gate.is_leading() { explanation } else { on_standby(explanation, &service) })
-    });
+    };
+    let explaining = extender.service.heavy_work.counted(WorkKind::Page, explaining);
+    let explained = tokio::task::spawn_blocking(explaining).await.map_err(|_| ExplainError::Panicked)?;
     // A pod that ends meanwhile is unknown, too.
-    explaining.await.ok().flatten().ok_or(ExplainError::UnknownPod(key))
+    explained.ok_or(ExplainError::UnknownPod(key))
 }
 
 /// What kube-scheduler asked, and what was decided on it, is the leader's to know: this replica's next step would be a guess.

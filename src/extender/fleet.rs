@@ -48,5 +48,7 @@ pub async fn answer(
         let text = format!("the ledger is not complete yet: {reason}\n");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }
-    streamed(turn, JSON, move |out| Ok(serde_json::to_writer(out, &at_present(&extender.service))?))
+    let service = extender.service;
+    let shown = service.clone();
+    streamed(&service, turn, JSON, move |out| Ok(serde_json::to_writer(out, &at_present(&shown))?))
 }

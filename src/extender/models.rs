@@ -10,6 +10,7 @@ use crate::ids::{ModelId, NodeName};
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::models::{Page, list, locate};
 use crate::scheduling::ledger::Ledger;
+use crate::service::WorkKind;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -79,11 +80,13 @@ pub async fn answer(
     if let Some(reason) = gate.reason_not_leading().filter(|_| !gate.is_synced()) {
         return ModelsError::NotSynced(reason).into_response();
     }
-    let made = tokio::task::spawn_blocking(move || {
-        let books = extender.service.cluster().to_read();
-        page_of(&books, &asked)
-    });
-    made.await.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
+    let service = extender.service;
+    let making = {
+        let service = service.clone();
+        move || page_of(&service.cluster().to_read(), &asked)
+    };
+    let made = tokio::task::spawn_blocking(service.heavy_work.counted(WorkKind::Page, making)).await;
+    made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
 }
 
 fn understood(query: ModelsQuery) -> Result<Asked, ModelsError> {

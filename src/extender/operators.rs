@@ -16,7 +16,7 @@ use super::server::PeerAddress;
 use crate::ids::listed;
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::policy::{Digest, Policy};
-use crate::service::{RefusedPolicy, Service};
+use crate::service::{RefusedPolicy, Service, WorkKind};
 use crate::telemetry::scrape;
 use crate::units::Moment;
 use axum::Router;
@@ -124,7 +124,9 @@ async fn page(
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let made = tokio::task::spawn_blocking(move || make(&extender)).await;
+    let service = extender.service.clone();
+    let making = service.heavy_work.counted(WorkKind::Page, move || make(&extender));
+    let made = tokio::task::spawn_blocking(making).await;
     made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
 }
 
@@ -136,7 +138,10 @@ async fn metrics(
     let turns = extender.pages.metrics.clone();
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/metrics"));
     match extender.turn(&asker, page, &turns).await {
-        Ok(turn) => streamed(turn, scrape::CONTENT_TYPE, move |out| pages::metrics(&extender, out)),
+        Ok(turn) => {
+            let service = extender.service.clone();
+            streamed(&service, turn, scrape::CONTENT_TYPE, move |out| pages::metrics(&extender, out))
+        }
         Err(refused) => refused.into_response(),
     }
 }
@@ -246,7 +251,7 @@ async fn snapshot(
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
             let books = extender.service.cluster().to_read();
-            streamed(turn, JSON, move |out| Ok(pages::snapshot(books, out)?))
+            streamed(&extender.service, turn, JSON, move |out| Ok(pages::snapshot(books, out)?))
         }
         Err(refused) => refused.into_response(),
     }
@@ -260,7 +265,10 @@ async fn reports(
 ) -> Response {
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/reports"));
     match extender.turn(&asker, page, &extender.pages.large).await {
-        Ok(turn) => streamed(turn, JSON, move |out| Ok(pages::reports(&extender, out)?)),
+        Ok(turn) => {
+            let service = extender.service.clone();
+            streamed(&service, turn, JSON, move |out| Ok(pages::reports(&extender, out)?))
+        }
         Err(refused) => refused.into_response(),
     }
 }

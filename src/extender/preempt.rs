@@ -18,6 +18,7 @@ use crate::scheduling::verbs::preempt::{
 use crate::scheduling::verbs::preempt_device_plugin::{NarrowAsked, NarrowedCandidates};
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::wait::ReleaseReservation;
+use crate::service::WorkKind;
 use crate::telemetry::NO_CODE;
 use crate::telemetry::traces::Traced;
 use std::collections::BTreeMap;
@@ -77,7 +78,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
     let step = extender.service.traces().step("decide");
-    let decision = extender.service.heavy_work.begin(move || decide(view)).await;
+    let decision = extender.service.heavy_work.begin(WorkKind::Preempt, move || decide(view)).await;
     if let Ok(decision) = &decision {
         extender.service.record_answer(asked, || Decision::Preempt(Some(decision.clone())));
     }
@@ -86,10 +87,11 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         extender.service.cluster().apply(LeftToPlanner(request.uid.clone()));
         Ok(PreemptionResult::default())
     };
-    let (victims, others) = match decision.unwrap_or(PreemptDecision::NoCandidate) {
-        PreemptDecision::NoCandidate => return left_to_planner("no-candidate"),
-        PreemptDecision::FitsNow => return left_to_planner("fits-now"),
-        PreemptDecision::Evict { victims, others } => (victims, others),
+    let (victims, others) = match decision {
+        Ok(PreemptDecision::NoCandidate) => return left_to_planner("no-candidate"),
+        Ok(PreemptDecision::FitsNow) => return left_to_planner("fits-now"),
+        Ok(PreemptDecision::Evict { victims, others }) => (victims, others),
+        Err(_) => return left_to_planner("panic"),
     };
     step.set_node(&victims.node);
     step.set("stowage.victims", victims.victims.len() as i64);

@@ -17,6 +17,7 @@ use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
 use crate::kubernetes::objects;
+use crate::service::WorkKind;
 use crate::telemetry::traces::Traced;
 use accept::ServedAddress;
 use axum::Router;
@@ -143,7 +144,8 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
     let for_agents = small("agents", agents.tls, limits.agents);
     let for_operators = small("operators", operators.tls, limits.operators);
     let reports = agents_router(extender.clone());
-    let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
+    let pages = operators::router(extender.clone())
+        .layer(CatchPanicLayer::custom(on_panic(&extender, WorkKind::Page.label())));
     tokio::try_join!(
         accept::serve(scheduler.listener, for_scheduler, scheduler_router(extender.clone()), stop.clone()),
         background_thread::apart("agents", stop.child_token(), |stop| {

@@ -12,7 +12,7 @@ use super::port::WriteTimes;
 use crate::ids::NodeName;
 use crate::scheduling::ledger::{Ledger, NodesAtOneTime};
 use crate::scheduling::policy::Mode;
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use crate::units::{Bytes, Millis, Moment};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -49,7 +49,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
         }
         // After a change of policy all nodes are looked at, which takes a second of tens of thousands.
         let (looks, shown) = (service.clone(), index.clone());
-        let looked = service.heavy_work.begin_in_background(move || {
+        let looked = service.heavy_work.begin_in_background(WorkKind::Capacity, move || {
             let due = capacity.look(&looks, &shown, looks.now());
             (capacity, due)
         });

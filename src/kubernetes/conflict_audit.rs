@@ -13,7 +13,7 @@ use crate::scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflic
 use crate::scheduling::policy::{ConflictRule, Mode};
 use crate::scheduling::verbs::wait::{EvictionsOrdered, PodEvicted};
 use crate::scheduling::vocabulary::gpu::Device;
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -109,7 +109,10 @@ impl ConflictAudit {
     /// A round of a large cluster takes longer than a request should wait.
     async fn look(&self) -> AuditRound {
         let service = self.service.clone();
-        let looking = self.service.heavy_work.begin_in_background(move || look(&service, service.now()));
+        let looking = self
+            .service
+            .heavy_work
+            .begin_in_background(WorkKind::ConflictAudit, move || look(&service, service.now()));
         looking.await.unwrap_or_else(|error| {
             tracing::error!(%error, "a round of the audit was not completed; the next one goes on");
             AuditRound::default()

@@ -2,7 +2,7 @@
 
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::vocabulary::node::Node;
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -49,7 +49,7 @@ impl PackingLearner {
             (demand_history, ledger.snapshot())
         };
         let service = service.clone();
-        self.at_work = Some(self.service.heavy_work.begin_in_background(move || {
+        self.at_work = Some(self.service.heavy_work.begin_in_background(WorkKind::PackingModel, move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
             service.set_packing_model(snapshot, packing_model);

@@ -11,7 +11,7 @@
 
 use crate::policy_windows::TimeZones;
 use crate::scheduling::policy::{Policy, Window};
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +36,10 @@ pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
             false => {
                 let (moving, change) = (service.clone(), change.clone());
                 // Classifying every pod of a large cluster takes a while.
-                let moved = service.heavy_work.begin_in_background(move || step(&moving, &change)).await;
+                let moved = service
+                    .heavy_work
+                    .begin_in_background(WorkKind::Policy, move || step(&moving, &change))
+                    .await;
                 moved.unwrap_or_else(|_| error!("the policy's windows could not be changed"));
                 AFTER_A_CHANGE
             }

@@ -3,8 +3,11 @@
 //! A process runs them on threads of their own, beside the tasks that answer requests; those that no pod waits for step back behind
 //! these. A simulation has one thread: there a computation is one more task of it, and takes as much simulated time as the
 //! simulation says, so that it ends at the same place of the same history each time.
+//!
+//! A computation that panics is counted and logged here; whoever waits for it has an error in place of a result, and goes on.
 
 use super::niceness;
+use prometheus::IntCounterVec;
 use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -20,8 +23,51 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
 /// More than there are kinds of such work. What finds none free waits for one.
 const BACKGROUND_THREADS: usize = 8;
 
+/// What a computation is for; the label in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkKind {
+    Plan,
+    Preempt,
+    Relief,
+    PackingModel,
+    Capacity,
+    ConflictAudit,
+    DesiredReplicas,
+    Policy,
+    /// A page for operators.
+    Page,
+}
+
+impl WorkKind {
+    pub const ALL: [Self; 9] = [
+        Self::Plan,
+        Self::Preempt,
+        Self::Relief,
+        Self::PackingModel,
+        Self::Capacity,
+        Self::ConflictAudit,
+        Self::DesiredReplicas,
+        Self::Policy,
+        Self::Page,
+    ];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Preempt => "preempt",
+            Self::Relief => "relief",
+            Self::PackingModel => "packing-model",
+            Self::Capacity => "capacity",
+            Self::ConflictAudit => "conflict-audit",
+            Self::DesiredReplicas => "desired-replicas",
+            Self::Policy => "policy",
+            Self::Page => "page",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
-pub enum HeavyWork {
+pub enum WorkPlace {
     /// On the runtime's threads for blocking work.
     #[default]
     OnThreads,
@@ -29,23 +75,71 @@ pub enum HeavyWork {
     InTurn { lasts: fn() -> Duration },
 }
 
+#[derive(Debug, Clone)]
+pub struct HeavyWork {
+    place: WorkPlace,
+    /// By kind.
+    panics: IntCounterVec,
+}
+
 impl HeavyWork {
+    pub fn new(place: WorkPlace, panics: IntCounterVec) -> Self {
+        Self { place, panics }
+    }
+
     /// Begins a computation that a pod waits for. It goes on when the handle is dropped.
-    pub fn begin<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        match self {
-            Self::OnThreads => tokio::task::spawn_blocking(work),
-            Self::InTurn { lasts } => in_turn(lasts(), work),
+    pub fn begin<T: Send + 'static>(
+        &self,
+        kind: WorkKind,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let work = self.counted(kind, work);
+        match self.place {
+            WorkPlace::OnThreads => tokio::task::spawn_blocking(work),
+            WorkPlace::InTurn { lasts } => in_turn(lasts(), work),
         }
     }
 
     /// Begins a computation that no pod waits for: its thread steps back behind those that answer requests.
     pub fn begin_in_background<T: Send + 'static>(
-        self,
+        &self,
+        kind: WorkKind,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> JoinHandle<T> {
-        match self {
-            Self::OnThreads => BACKGROUND.spawn_blocking(work),
-            Self::InTurn { lasts } => in_turn(lasts(), work),
+        let work = self.counted(kind, work);
+        match self.place {
+            WorkPlace::OnThreads => BACKGROUND.spawn_blocking(work),
+            WorkPlace::InTurn { lasts } => in_turn(lasts(), work),
+        }
+    }
+
+    /// The same work, for a thread that is there already: if it panics, that is counted and logged.
+    pub fn counted<T, W>(&self, kind: WorkKind, work: W) -> impl FnOnce() -> T + use<T, W>
+    where
+        W: FnOnce() -> T,
+    {
+        let panics = self.panics.clone();
+        move || {
+            let _guard = CountPanic { kind, panics };
+            work()
+        }
+    }
+}
+
+struct CountPanic {
+    kind: WorkKind,
+    panics: IntCounterVec,
+}
+
+impl Drop for CountPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let kind = self.kind.label();
+            self.panics.with_label_values(&[kind]).inc();
+            tracing::error!(
+                kind,
+                "Stowage panicked, which is a defect of its own; the lines above say where"
+            );
         }
     }
 }
@@ -61,12 +155,27 @@ fn in_turn<T: Send + 'static>(lasts: Duration, work: impl FnOnce() -> T + Send +
 mod tests {
     use super::*;
     use crate::service::niceness::{of_this_thread, stepped_back};
+    use crate::telemetry::Metrics;
 
     #[tokio::test]
     async fn what_no_pod_waits_for_steps_back() {
-        let waited_for = HeavyWork::OnThreads.begin(of_this_thread);
-        let background = HeavyWork::OnThreads.begin_in_background(of_this_thread);
+        let heavy_work = HeavyWork::new(WorkPlace::OnThreads, Metrics::new().panics);
+        let waited_for = heavy_work.begin(WorkKind::Plan, of_this_thread);
+        let background = heavy_work.begin_in_background(WorkKind::Capacity, of_this_thread);
         assert_eq!(waited_for.await.unwrap(), of_this_thread());
         assert_eq!(background.await.unwrap(), stepped_back());
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_counted_by_kind() {
+        let panics = Metrics::new().panics;
+        for place in [WorkPlace::OnThreads, WorkPlace::InTurn { lasts: || Duration::ZERO }] {
+            let heavy_work = HeavyWork::new(place, panics.clone());
+            let planned = heavy_work.begin(WorkKind::Plan, || panic!("planted"));
+            let looked = heavy_work.begin_in_background(WorkKind::Capacity, || panic!("planted"));
+            assert!(planned.await.unwrap_err().is_panic() && looked.await.unwrap_err().is_panic());
+        }
+        let counted = |kind| panics.with_label_values(&[kind]).get();
+        assert_eq!(["plan", "capacity", "page"].map(counted), [2, 2, 0]);
     }
 }

@@ -28,7 +28,7 @@ impl PlannerMetrics {
             runs: families.counters(
                 "stowage_planner_runs_total",
                 "Planning runs, by outcome.",
-                [known("outcome", ["complete", "limited", "cancelled"])],
+                [known("outcome", ["complete", "limited", "cancelled", "failed"])],
             ),
             run_seconds: families.histogram(
                 "stowage_planner_run_duration_seconds",

@@ -3,6 +3,7 @@
 use super::family::{Families, known, open};
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::verbs::shadow::ShadowOutcome;
+use crate::service::WorkKind;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 /// The scheduler's verbs, as labels.
@@ -74,8 +75,13 @@ pub fn shadow(families: &mut Families) -> IntCounterVec {
 }
 
 pub fn panics(families: &mut Families) -> IntCounterVec {
-    let help = "Panics caught in request handlers: any of the scheduler's, reports of the agents'.";
-    families.counters("stowage_panics_total", help, [known("verb", ["any", "reports"])])
+    let help = "Panics that were caught: in a request of the scheduler's (any), in a report of an agent's (reports), and in work beside them.";
+    let kinds = WorkKind::ALL.map(WorkKind::label);
+    families.counters(
+        "stowage_panics_total",
+        help,
+        [known("verb", ["any", "reports"].into_iter().chain(kinds))],
+    )
 }
 
 pub fn ledger_wait(families: &mut Families) -> Histogram {

@@ -9,7 +9,7 @@ use crate::extender::Extender;
 use crate::extender::operators::Asker;
 use crate::extender::server::PeerAddress;
 use crate::kubernetes::port::OperatorPage;
-use crate::service::Service;
+use crate::service::{Service, WorkKind};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderName, header};
@@ -97,7 +97,9 @@ impl EventStream {
     async fn queue_whole(&mut self, latest: Arc<PublishedFleet>) -> Option<()> {
         self.whole = Some(timeout(PATIENCE, self.live.wholes.clone().acquire_owned()).await.ok()?.ok()?);
         let (live, service) = (self.live.clone(), self.service.clone());
-        let mut rest = tokio::task::spawn_blocking(move || live.whole(&service, &latest)).await.ok()?;
+        let heavy_work = service.heavy_work.clone();
+        let whole = heavy_work.counted(WorkKind::Page, move || live.whole(&service, &latest));
+        let mut rest = tokio::task::spawn_blocking(whole).await.ok()?;
         while !rest.is_empty() {
             self.queue.push_back(rest.split_to(CHUNK.min(rest.len())));
         }

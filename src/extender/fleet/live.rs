@@ -9,7 +9,7 @@ use crate::scheduling::explaining::fleet::Fleet;
 use crate::scheduling::explaining::fleet::changes::FleetChanges;
 use crate::scheduling::explaining::fleet::history::{FleetHistory, FleetSums};
 use crate::scheduling::policy::Mode;
-use crate::service::{ActivityEntry, Service};
+use crate::service::{ActivityEntry, Service, WorkKind};
 use crate::units::Millis;
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -180,7 +180,7 @@ impl LiveFleet {
                     () = self.begun_to_watch.notified() => {}
                 }
             }
-            let (live, service, heavy_work) = (self.clone(), service.clone(), service.heavy_work);
+            let (live, service, heavy_work) = (self.clone(), service.clone(), service.heavy_work.clone());
             let (before, began) = (self.latest.borrow().clone(), Instant::now());
             let is_watched = self.watching.load(Ordering::Acquire) > 0 || before.is_some();
             let round = move || {
@@ -188,7 +188,7 @@ impl LiveFleet {
                 let published = live.round(&service, before.as_deref(), numbers + 1, is_watched);
                 (published, computed() - began)
             };
-            let took = match heavy_work.begin_in_background(round).await {
+            let took = match heavy_work.begin_in_background(WorkKind::Page, round).await {
                 Ok((published, took)) => {
                     if let Some(published) = published {
                         numbers = published.number;

@@ -4,6 +4,7 @@
 //! A client that does not read keeps its slot until the connection's write timeout, and costs no memory beyond a few chunks.
 
 use crate::extender::server::accept::GuardedBody;
+use crate::service::{Service, WorkKind};
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -55,12 +56,13 @@ pub fn held(page: Response, turn: OwnedSemaphorePermit) -> Response {
 
 /// A page of this type that is written on a blocking thread while it is read.
 pub fn streamed(
+    service: &Service,
     turn: OwnedSemaphorePermit,
     content_type: &'static str,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static,
 ) -> Response {
     let (chunks, coming) = mpsc::channel(AHEAD);
-    tokio::task::spawn_blocking(move || {
+    let writing = service.heavy_work.counted(WorkKind::Page, move || {
         let mut out = BufWriter::with_capacity(CHUNK, Chunks(chunks.clone()));
         let written = write(&mut out).and_then(|()| out.flush());
         if let Err(error) = written {
@@ -69,6 +71,7 @@ pub fn streamed(
         }
         drop(turn);
     });
+    tokio::task::spawn_blocking(writing);
     let body = futures::stream::unfold(coming, |mut coming| async {
         let chunk: io::Result<Bytes> = coming.recv().await?;
         Some((chunk, coming))

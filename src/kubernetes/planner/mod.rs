@@ -64,6 +64,8 @@ pub struct Planner {
     /// Progress of each reservation, beyond what the ledger has.
     progress_of: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
+    /// The pods that it was given.
+    in_run: Vec<(PodUid, PodKey)>,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     /// Pods that show a reservation that has ended, and when that is written again.
     showing_ended: BTreeMap<PodUid, RetryState>,
@@ -89,7 +91,8 @@ impl Planner {
     pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
             writes: Writes::new(service.clone(), control_plane.clone()),
-            run: PlanningRun::by(service.heavy_work),
+            run: PlanningRun::new(service.heavy_work.clone()),
+            in_run: Vec::new(),
             service,
             control_plane,
             progress_of: BTreeMap::new(),
@@ -147,7 +150,7 @@ impl Planner {
         tokio::select! {
             biased;
             outcome = self.writes.next() => self.note(outcome, self.now()),
-            planned = self.run.end() => self.put_into_force(planned, self.now()),
+            ended = self.run.end() => self.put_into_force(ended, self.now()),
             found = self.pressure_look.end() => self.relieve(found),
         }
     }

@@ -10,6 +10,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::scheduling::planning::{PressureWatch, ReliefEviction};
 use crate::scheduling::verbs::wait::EvictionsOrdered;
+use crate::service::WorkKind;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeSet;
 use tokio::task::JoinHandle;
@@ -56,7 +57,7 @@ impl Planner {
         let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
         let mut pressure = std::mem::take(&mut self.pressure);
-        let look = self.service.heavy_work.begin_in_background(move || {
+        let look = self.service.heavy_work.begin_in_background(WorkKind::Relief, move || {
             let leaving = pressure.look(&books, &not_now);
             (pressure, leaving)
         });

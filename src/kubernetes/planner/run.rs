@@ -3,9 +3,13 @@
 //! Meanwhile soft reservations expire, readings age and writes are answered as usual. A plan describes the moment at which its
 //! run began; the caller checks each step again before it takes effect. A run whose plan is not needed any more is stopped: the
 //! process does not end before its threads do.
+//!
+//! A run that panics has no plan, and would panic again: the next one gets half as many pods, down to the one on which planning
+//! fails, which then waits as one without a place does. So a pod that Stowage cannot plan keeps no other from being planned.
 
+use super::start_run::PODS_PER_RUN;
 use crate::scheduling::planning::Plan;
-use crate::service::HeavyWork;
+use crate::service::{HeavyWork, WorkKind};
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +21,11 @@ const SHORT: Millis = Millis(200);
 /// A pod that has just arrived waits no longer than this for a run to begin.
 const LONGEST_REST: Millis = Millis::seconds(1);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PlanningRun {
     work: HeavyWork,
+    /// How many pods of each kind the next run gets.
+    limit: usize,
     task: Option<JoinHandle<Plan>>,
     begun: PlanBasis,
     is_void: bool,
@@ -42,10 +48,29 @@ pub struct FinishedPlan {
     pub began: PlanBasis,
 }
 
+/// How a run ended.
+#[derive(Debug)]
+pub enum RunEnd {
+    Planned(FinishedPlan),
+    /// It was stopped.
+    Stopped,
+    /// It panicked. `is_smallest`: it had as few pods as there can be.
+    Failed {
+        began: PlanBasis,
+        is_smallest: bool,
+    },
+}
+
 impl PlanningRun {
-    pub fn by(work: HeavyWork) -> Self {
+    pub fn new(work: HeavyWork) -> Self {
         let (begun, rests_until) = (PlanBasis::default(), Moment::default());
-        Self { work, task: None, begun, is_void: false, stop: Arc::default(), rests_until }
+        let (limit, stop) = (PODS_PER_RUN, Arc::default());
+        Self { work, limit, task: None, begun, is_void: false, stop, rests_until }
+    }
+
+    /// Maximum pods of each kind, gated and rejected, in the next run.
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
     pub fn may_begin(&self, now: Moment) -> bool {
@@ -59,7 +84,7 @@ impl PlanningRun {
         self.stop = Arc::default();
         let stop = self.stop.clone();
         // Planning does not run on the threads that answer filter.
-        self.task = Some(self.work.begin(move || plan(&|| stop.load(Ordering::Relaxed))));
+        self.task = Some(self.work.begin(WorkKind::Plan, move || plan(&|| stop.load(Ordering::Relaxed))));
     }
 
     /// Stops the run; its result is not needed any more.
@@ -68,19 +93,32 @@ impl PlanningRun {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// The result; `None` if it was stopped. Never ends while no run is in progress.
-    pub async fn end(&mut self) -> Option<FinishedPlan> {
+    /// The result. Never ends while no run is in progress.
+    pub async fn end(&mut self) -> RunEnd {
         let Some(task) = &mut self.task else { return std::future::pending().await };
         let done = task.await;
         self.task = None;
-        let plan = done.ok().filter(|_| !self.is_void)?;
-        Some(FinishedPlan { plan, began: self.begun })
+        let began = self.begun;
+        match done {
+            Ok(_) if self.is_void => RunEnd::Stopped,
+            Ok(plan) => {
+                self.limit = (2 * self.limit).min(PODS_PER_RUN);
+                RunEnd::Planned(FinishedPlan { plan, began })
+            }
+            Err(_) => {
+                let is_smallest = self.limit == 1;
+                self.limit = (self.limit / 2).max(1);
+                RunEnd::Failed { began, is_smallest }
+            }
+        }
     }
 
     /// Records that it ended now. Returns how long it took.
-    pub fn rest(&mut self, now: Moment) -> Millis {
+    pub fn rest(&mut self, ended: &RunEnd, now: Moment) -> Millis {
         let took = now.since(self.begun.at);
-        if took > SHORT {
+        if matches!(ended, RunEnd::Failed { .. }) {
+            self.rests_until = now + LONGEST_REST;
+        } else if took > SHORT {
             self.rests_until = now + took.min(LONGEST_REST);
         }
         took
@@ -101,8 +139,15 @@ impl Drop for PlanningRun {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::WorkPlace;
+    use crate::telemetry::Metrics;
+    use std::collections::VecDeque;
     use std::sync::mpsc;
     use std::time::Duration;
+
+    fn idle() -> PlanningRun {
+        PlanningRun::new(HeavyWork::new(WorkPlace::OnThreads, Metrics::new().panics))
+    }
 
     /// Signals that it has begun, runs until it is stopped, and signals that it has ended.
     fn endless(says: mpsc::Sender<&'static str>) -> impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static {
@@ -120,11 +165,11 @@ mod tests {
     async fn b2_a_run_that_is_given_up_or_dropped_is_stopped() {
         let (says, said) = mpsc::channel();
         let hears = |what: &str| assert_eq!(said.recv_timeout(Duration::from_secs(60)), Ok(what));
-        let mut run = PlanningRun::default();
+        let mut run = idle();
         run.begin(PlanBasis::default(), endless(says.clone()));
         hears("begun");
         run.give_up();
-        assert!(run.end().await.is_none());
+        assert!(matches!(run.end().await, RunEnd::Stopped));
         hears("ended");
         run.begin(PlanBasis::default(), endless(says));
         hears("begun");
@@ -134,26 +179,55 @@ mod tests {
 
     #[tokio::test]
     async fn one_planning_run_is_in_progress_at_a_time_and_a_long_one_is_followed_by_a_pause() {
-        let mut run = PlanningRun::default();
+        let mut run = idle();
         let at = Moment(1_000_000);
         run.begin(PlanBasis { at, generation: 7 }, |_| Plan::default());
         assert!(!run.may_begin(at));
-        assert_eq!(run.end().await.unwrap().began.generation, 7);
-        run.rest(at + Millis(100));
+        let ended = run.end().await;
+        assert!(matches!(&ended, RunEnd::Planned(planned) if planned.began.generation == 7));
+        run.rest(&ended, at + Millis(100));
         assert!(run.may_begin(at + Millis(100)));
-        run.rest(at + Millis(500));
+        run.rest(&ended, at + Millis(500));
         assert!(!run.may_begin(at + Millis(999)) && run.may_begin(at + Millis(1000)));
-        run.rest(at + Millis::seconds(60));
+        run.rest(&ended, at + Millis::seconds(60));
         assert!(run.may_begin(at + Millis::seconds(61)));
     }
 
     #[tokio::test]
     async fn a_stopped_planning_run_has_no_result_and_the_next_one_has() {
-        let mut run = PlanningRun::default();
+        let mut run = idle();
         run.begin(PlanBasis::default(), |_| Plan::default());
         run.give_up();
-        assert!(run.end().await.is_none());
+        assert!(matches!(run.end().await, RunEnd::Stopped));
         run.begin(PlanBasis::default(), |_| Plan::default());
-        assert!(run.end().await.is_some());
+        assert!(matches!(run.end().await, RunEnd::Planned(_)));
+    }
+
+    /// Pods are handed out in turn, as the ledger does it.
+    #[tokio::test]
+    async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
+        let (mut run, mut now) = (idle(), Moment(1_000_000));
+        let mut waiting: VecDeque<usize> = (0..100).collect();
+        let (mut planned, mut failed) = (0, Vec::new());
+        for _ in 0..200 {
+            assert!(run.may_begin(now));
+            let pods: Vec<usize> = waiting.drain(..run.limit().min(waiting.len())).collect();
+            let given = pods.clone();
+            run.begin(PlanBasis { at: now, generation: 1 }, move |_| {
+                assert!(!given.contains(&42), "planted");
+                Plan::default()
+            });
+            let ended = run.end().await;
+            run.rest(&ended, now);
+            match &ended {
+                RunEnd::Planned(_) => planned += pods.len(),
+                RunEnd::Failed { is_smallest: true, .. } => failed.extend(pods),
+                _ => waiting.extend(pods),
+            }
+            assert_eq!(run.may_begin(now), matches!(ended, RunEnd::Planned(_)), "it rests after a failure");
+            now = now + LONGEST_REST;
+        }
+        assert_eq!((planned, failed), (99, vec![42]));
+        assert_eq!(run.limit(), PODS_PER_RUN, "all is well again");
     }
 }

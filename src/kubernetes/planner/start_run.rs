@@ -3,17 +3,19 @@
 
 use super::Planner;
 use super::reservation_progress::ReservationProgress;
-use super::run::{FinishedPlan, PlanBasis};
+use super::run::{FinishedPlan, PlanBasis, RunEnd};
 use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid, listed};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
-use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within, steps_of_run};
+use crate::scheduling::planning::{
+    Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan_within, steps_of_run,
+};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending};
 use crate::units::{Millis, Moment};
 use std::time::Duration;
-use tracing::info;
+use tracing::{error, info};
 
 /// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand equal ones that cannot be placed each is tried within
 /// five seconds.
@@ -32,7 +34,7 @@ impl Planner {
             return;
         }
         let mut ledger = self.service.cluster();
-        let mut pending = ledger.apply(TakePending { limit: PODS_PER_RUN });
+        let mut pending = ledger.apply(TakePending { limit: self.run.limit() });
         if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.apply(PutBack(
@@ -44,6 +46,7 @@ impl Planner {
         if pending.is_empty() {
             return;
         }
+        self.in_run = pending.iter().map(|pod| (pod.uid.clone(), pod.key.clone())).collect();
         let mut scratch = ledger.scratch();
         let began = PlanBasis { at: now, generation: ledger.generation() };
         drop(ledger);
@@ -57,12 +60,17 @@ impl Planner {
     }
 
     /// Applies a run's result. It is discarded if this replica has stopped leading, or stopped placing, meanwhile.
-    pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>, now: Moment) {
+    pub(super) fn put_into_force(&mut self, ended: RunEnd, now: Moment) {
         let mode = self.service.cluster().policy().mode;
-        let took = self.run.rest(now);
-        self.count_run(took, planned.as_ref());
-        let Some(FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else {
-            return;
+        let took = self.run.rest(&ended, now);
+        self.count_run(took, &ended);
+        let in_run = std::mem::take(&mut self.in_run);
+        let FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began } = match ended {
+            RunEnd::Planned(planned) => planned,
+            RunEnd::Stopped => return,
+            RunEnd::Failed { began, is_smallest } => {
+                return self.note_failed_run(in_run, began, is_smallest, now);
+            }
         };
         let mut ledger = self.service.cluster();
         ledger.apply(PutBack(left_over.clone()));
@@ -81,14 +89,34 @@ impl Planner {
         self.forget_told_reasons();
     }
 
-    fn count_run(&self, took: Millis, planned: Option<&FinishedPlan>) {
+    /// A smaller run looks at these pods again. One on which planning fails by itself waits as if there were no place for it.
+    fn note_failed_run(
+        &mut self,
+        in_run: Vec<(PodUid, PodKey)>,
+        began: PlanBasis,
+        is_smallest: bool,
+        now: Moment,
+    ) {
+        if !is_smallest {
+            let in_run = in_run.into_iter().map(|(uid, _)| uid).collect();
+            return self.service.cluster().apply(PutBack(in_run));
+        }
+        for (uid, key) in in_run {
+            error!(pod = %key, "{}", WaitReason::PlanningFailed.describe());
+            self.wait(uid, key, WaitReason::PlanningFailed, began, now);
+        }
+    }
+
+    fn count_run(&self, took: Millis, ended: &RunEnd) {
         let metrics = &self.service.metrics.planner;
         metrics.run_seconds.observe(took.0 as f64 / 1e3);
-        let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
-        let outcome = match planned {
-            None => "cancelled",
-            Some(_) if left_over > 0 => "limited",
-            Some(_) => "complete",
+        let (outcome, left_over) = match ended {
+            RunEnd::Stopped => ("cancelled", 0),
+            RunEnd::Failed { .. } => ("failed", 0),
+            RunEnd::Planned(planned) => match planned.plan.left_over.len() {
+                0 => ("complete", 0),
+                left_over => ("limited", left_over),
+            },
         };
         metrics.runs.with_label_values(&[outcome]).inc();
         metrics.left_over.set(left_over as i64);

@@ -113,6 +113,8 @@ pub enum WaitReason {
     GroupIncomplete { here: u32, wanted: u32 },
     #[error("{placed} of the group's {wanted} pods can be placed, and a group is placed whole or not at all")]
     GroupTooLarge { placed: u32, wanted: u32 },
+    #[error("planning fails on the pod, which is a defect of Stowage; the log of its leader says where")]
+    PlanningFailed,
 }
 
 fn plural_match(nodes: u32) -> String {
@@ -146,7 +148,8 @@ impl WaitReason {
             | Self::InvalidRequest
             | Self::NoNode
             | Self::TenantLimit { .. }
-            | Self::EvictionLimit(_) => self.to_string(),
+            | Self::EvictionLimit(_)
+            | Self::PlanningFailed => self.to_string(),
             Self::InsufficientVram { nearest, .. } => {
                 format!("no node that matches the pod's constraints can take it: {}", nearest.phrase())
             }
@@ -169,6 +172,7 @@ impl WaitReason {
             Self::EvictionLimit(_) => "eviction-limit",
             Self::GroupIncomplete { .. } => "group-incomplete",
             Self::GroupTooLarge { .. } => "group-too-large",
+            Self::PlanningFailed => "planning-failed",
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::extender::request::RequestLimits;
 use crate::extender::server::{agents_router, scheduler_router};
 use crate::kubernetes::{self, ClusterOptions, LeadWith, LeaseName};
 use crate::scheduling::policy::{ConflictRule, WhenIncomplete};
-use crate::service::HeavyWork;
+use crate::service::WorkPlace;
 use crate::units::Millis;
 
 /// Longer than a write is waited for.
@@ -19,7 +19,7 @@ impl FaultyCluster {
         let slow_plans = !self.history.without.contains(&FaultKind::SlowPlan);
         let lasts = if slow_plans { drawn_duration } else { no_time };
         let service =
-            Service::simulated(clock::time_of(host), HeavyWork::InTurn { lasts }, self.policy.clone());
+            Service::simulated(clock::time_of(host), WorkPlace::InTurn { lasts }, self.policy.clone());
         let lead_with = match self.mode {
             LeadershipMode::KubeScheduler => {
                 let lease = LeaseName::of_kube_scheduler();
