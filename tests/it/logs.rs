@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::process::json_dump;
 use crate::served::{args, bind_args, pod};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use syn::visit::{self, Visit};
@@ -71,6 +72,46 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
             in_words(&format!("{field}: {}", value.as_str().unwrap_or_default()));
         }
     }
+}
+
+#[test]
+fn serve_goes_on_when_nobody_reads_its_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut serve = Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--agents",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--cluster",
+        ])
+        .arg(json_dump(&folder))
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(serve.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let scheduler =
+        lines.find_map(|line| Some(line.split_once("the scheduler: http://")?.1.parse().unwrap()));
+    assert!(lines.any(|line| line.contains("operators: http")), "it serves");
+    drop(lines);
+    let mut client = Client::connect(scheduler.expect("it says where it listens"));
+    let llm = pod("llm", "40Gi");
+    assert_eq!(client.post("/scheduler/filter", args(&llm, &["node-b"]).to_string()).status, 200);
+    let bound = client.post("/scheduler/bind", bind_args(&llm, "node-b").to_string());
+    assert_eq!(bound.json()["Error"], "", "{}", bound.text());
+    drop(client);
+    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", serve.id())]).status().unwrap();
+    assert!(sent.success());
+    let mut ended = None;
+    crate::process::eventually("it ends", || {
+        ended = serve.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().code(), Some(0));
 }
 
 /// Calls of tracing's macros that print a value for debugging.
