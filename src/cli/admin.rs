@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AdminArgs {
-    /// The operators' address: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow,
-    /// /v1/explain, /v1/models
+    /// The operators' address: /metrics, /healthz, /readyz, the page for browsers at /, and what `stowage explain`, `models`,
+    /// `top` and `bundle` read
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445", value_parser = super::address::address)]
     admin: SocketAddr,
 

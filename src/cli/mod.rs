@@ -348,6 +348,18 @@ pub fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
+/// The exit code for an error before there is an answer: a script shall not take it for one.
+pub const NO_ANSWER: u8 = 2;
+
+/// Says the error, if anybody reads on.
+pub fn no_answer(error: anyhow::Error) -> Result<ExitCode> {
+    if is_of_broken_pipe(&error) {
+        return Err(error);
+    }
+    eprintln!("error: {error:#}");
+    Ok(NO_ANSWER.into())
+}
+
 /// They are asked to stop beforehand, and check for it at every node.
 const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 

@@ -8,6 +8,7 @@ use http::Uri;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
     /// Send spans to this OTLP collector over HTTP, such as http://otel-collector.monitoring:4318, which stands for its path
     /// /v1/traces [default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, then OTEL_EXPORTER_OTLP_ENDPOINT, else none]

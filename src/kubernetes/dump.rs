@@ -39,19 +39,23 @@ const MAX_YAML_EVENTS: usize = 200_000_000;
 pub enum DumpError {
     #[error("--cluster {}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints there, or pipe it in and write -", .path.display())]
     Read { path: PathBuf, error: std::io::Error },
-    #[error("{}: {error}", .path.display())]
+    #[error("{}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints, whole", named(.path))]
     Yaml { path: PathBuf, error: Box<serde_saphyr::Error> },
-    #[error("{}: {error}", .path.display())]
+    #[error("{}: {error}; save what `kubectl get nodes,pods -A -o json` prints, whole", named(.path))]
     Json { path: PathBuf, error: serde_json::Error },
-    #[error("{}: item {item} ({kind}): {error}", .path.display())]
+    #[error("{}: item {item} ({kind}): {error}", named(.path))]
     Item { path: PathBuf, item: usize, kind: String, error: serde_json::Error },
     #[error(
         "{}: item {item} has no `kind`; save what `kubectl get nodes,pods -A -o yaml` prints, whole",
-        .path.display()
+        named(.path)
     )]
     NoKind { path: PathBuf, item: usize },
-    #[error("{} has no nodes; save what `kubectl get nodes,pods -A -o yaml` prints", .path.display())]
+    #[error("{} has no nodes; save what `kubectl get nodes,pods -A -o yaml` prints", named(.path))]
     NoNodes { path: PathBuf },
+}
+
+fn named(path: &Path) -> std::borrow::Cow<'_, str> {
+    if path == Path::new("-") { "standard input".into() } else { path.to_string_lossy() }
 }
 
 /// The text of a dump. Its objects are parsed one at a time: sixteen thousand parsed pods would be most of this process'

@@ -50,6 +50,15 @@ impl Announcer {
 
     /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
+        self.refused_for(problems, "the previous policy stays in force");
+    }
+
+    /// They were none when this process began. `acting` says what decides instead.
+    pub fn refused_at_start(&self, problems: &Problems, acting: &str) {
+        self.refused_for(problems, acting);
+    }
+
+    fn refused_for(&self, problems: &Problems, acting: &str) {
         self.service.standing.set_refused(Some(RefusedPolicy {
             since: self.service.now(),
             headline: problems.headline.as_str().into(),
@@ -57,17 +66,10 @@ impl Announcer {
         }));
         self.service.metrics.policy.refused.set(1);
         let digest = self.digest();
-        error!(
-            policy = %digest,
-            "policy files rejected; the previous policy stays in force:\n{}",
-            problems.whole.trim_end()
-        );
+        error!(policy = %digest, "policy files rejected; {acting}:\n{}", problems.whole.trim_end());
         self.tell(
             PodEventReason::PolicyRejected,
-            format!(
-                "The policy files are rejected, and policy {digest} stays in force. {}",
-                problems.headline
-            ),
+            format!("The policy files are rejected; {acting} ({digest}). {}", problems.headline),
         );
         self.count("rejected");
     }

@@ -76,7 +76,7 @@ pub struct PolicyWatch {
     watching: Watching,
     last_good: Option<LastGood>,
     /// What was wrong with them at the start, and which policy is used.
-    refused: Option<Problems>,
+    refused: Option<(Problems, String)>,
     awaiting: Option<AwaitingPolicy>,
 }
 
@@ -108,11 +108,11 @@ fn open_files(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, Pol
     let (policy, acting) = match (last_good_of(&path, last_good.as_ref()), &seen) {
         (Ok(policy), _) => (policy, "the last good policy decides".to_owned()),
         (Err(_), Err(error)) => return Err(error.clone().into()),
-        (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides: {why}")),
+        (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides, because {why}")),
     };
-    let refused = Problems { headline: format!("{} ({acting})", problems.headline), ..problems };
     let watching = Watching::from(seen);
-    Ok((policy, PolicyWatch { path, watching, last_good, refused: Some(refused), awaiting: None }))
+    let refused = Some((problems, acting));
+    Ok((policy, PolicyWatch { path, watching, last_good, refused, awaiting: None }))
 }
 
 fn good(
@@ -191,8 +191,8 @@ impl PolicyWatch {
     ) {
         service.standing.set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
-        if let Some(problems) = self.refused.take() {
-            announcer.refused(&problems);
+        if let Some((problems, acting)) = self.refused.take() {
+            announcer.refused_at_start(&problems, &acting);
         }
         let mut pause = LOOK_EVERY;
         loop {

@@ -11,14 +11,14 @@ use super::access::AccessArgs;
 use super::output::OutputArgs;
 use super::pod_argument::PodArgument;
 use super::policy::policy_at;
-use super::{is_of_broken_pipe, standard_input};
+use super::{NO_ANSWER, no_answer, standard_input};
 use crate::ids::NodeName;
 use crate::policy_watch;
 use crate::scheduling::explaining::explanation::PodVerdict;
 use crate::scheduling::explaining::{Explanation, ShownNodes};
 use crate::telemetry::wants_no_colour;
-use anyhow::{Context, Error, Result};
-use clap::Args;
+use anyhow::{Context, Result};
+use clap::{ArgGroup, Args};
 use render::Paint;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ const EXIT_CODES: &str = "Exit codes: 0 if the pod is placed or fits, 1 if it do
                           pod is unknown, nothing answers, or the arguments are invalid.";
 
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, group = ArgGroup::new("offline").args(["cluster", "bundle"]))]
 pub struct ExplainArgs {
     #[command(flatten)]
     pod: PodArgument,
@@ -48,12 +48,13 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "RECORDING", conflicts_with_all = ["cluster", "server", "token_file", "ca", "tls_server_name", "kubeconfig"])]
     bundle: Option<PathBuf>,
 
-    /// The time for --bundle, such as 2026-07-01T12:00:00Z [default: the end of the recording]
-    #[arg(long, value_name = "TIME", requires = "bundle", value_parser = recorded::time)]
+    /// The time: of --bundle [default: its end], or for the windows of --policy with --cluster [default: now], such as
+    /// 2026-07-01T12:00:00Z
+    #[arg(long, value_name = "TIME", requires = "offline", conflicts_with = "server", value_parser = recorded::time)]
     at: Option<jiff::Timestamp>,
 
     /// The policy for --cluster, a file or a directory; without it the default policy
-    #[arg(long, value_name = "PATH", requires = "cluster")]
+    #[arg(long, value_name = "PATH", requires = "cluster", conflicts_with_all = ["bundle", "server"])]
     policy: Option<PathBuf>,
 
     #[command(flatten)]
@@ -68,15 +69,12 @@ pub struct ExplainArgs {
     node: Option<String>,
 }
 
-/// The pod is unknown, or the service cannot be reached.
-const NO_ANSWER: u8 = 2;
 const DOES_NOT_FIT: u8 = 1;
 
 impl ExplainArgs {
     /// Whatever goes wrong before there is an answer is no answer: a script shall not take it for a pod that does not fit.
     pub async fn run(self) -> Result<ExitCode> {
-        let answered = self.answered().await;
-        answered.or_else(|error| if is_of_broken_pipe(&error) { Err(error) } else { Ok(report(&error)) })
+        self.answered().await.or_else(no_answer)
     }
 
     async fn answered(self) -> Result<ExitCode> {
@@ -90,7 +88,7 @@ impl ExplainArgs {
             Some(dump) => match self
                 .policy
                 .as_deref()
-                .map_or(Ok(Ok(policy_watch::built_in())), |path| policy_at(path, None))?
+                .map_or(Ok(Ok(policy_watch::built_in())), |path| policy_at(path, self.at))?
             {
                 Ok(policy) => source::from_dump(dump, policy, &pod, &options),
                 // The error is printed already.
@@ -130,11 +128,6 @@ fn exit_code(verdict: PodVerdict) -> ExitCode {
         PodVerdict::Bound | PodVerdict::Assumed | PodVerdict::Fits => ExitCode::SUCCESS,
         PodVerdict::Reserved | PodVerdict::DoesNotFit => DOES_NOT_FIT.into(),
     }
-}
-
-fn report(error: &Error) -> ExitCode {
-    eprintln!("error: {error:#}");
-    NO_ANSWER.into()
 }
 
 #[cfg(test)]

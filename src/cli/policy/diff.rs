@@ -3,7 +3,7 @@
 use super::{print_diagnostics, unreadable};
 use crate::cli::output::OutputArgs;
 use crate::cli::standard_input;
-use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
+use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::policy_cases::{DecisionChange, PodDecision, PolicyComparison, compare};
 use crate::policy_file::load;
@@ -57,8 +57,11 @@ impl DiffArgs {
             Ok(dump) => dump,
             Err(error) => return Ok(unreadable(&error)),
         };
-        let services =
-            policies.into_iter().map(|policy| service(&dump, policy)).collect::<Result<Vec<_>>>()?;
+        let services: Result<Vec<_>, _> = policies.into_iter().map(|policy| service(&dump, policy)).collect();
+        let services = match services {
+            Ok(services) => services,
+            Err(error) => return Ok(unreadable(&error)),
+        };
         // Which pods cannot be understood does not depend on the policy.
         if let Some((_, Some(left_out))) = services.first() {
             eprintln!("warning: {left_out}");
@@ -89,7 +92,7 @@ pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy,
 }
 
 /// The ledger of the dump under a policy, and the pods of the dump that it lacks, as a warning.
-fn service(dump: &Dump, policy: Policy) -> Result<(Arc<Service>, Option<String>)> {
+fn service(dump: &Dump, policy: Policy) -> Result<(Arc<Service>, Option<String>), DumpError> {
     let service = Service::new(policy);
     let loaded = DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
     Ok((service, left_out_text(loaded.left_out())))

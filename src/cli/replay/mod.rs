@@ -6,6 +6,7 @@ pub mod source;
 mod under;
 
 use super::output::OutputArgs;
+use super::{NO_ANSWER, no_answer};
 use crate::build_info;
 use crate::recording::read::ReadError;
 use crate::recording::replay::{Divergence, Progress, Replay, ReplayError};
@@ -55,7 +56,12 @@ struct ReplayReport {
 }
 
 impl ReplayArgs {
+    /// A recording that cannot be read is no answer that differs.
     pub fn run(self) -> Result<ExitCode> {
+        self.replayed().or_else(no_answer)
+    }
+
+    fn replayed(self) -> Result<ExitCode> {
         if self.under.is_asked() {
             return self.under.run(&self.recording, &self.output);
         }
@@ -66,7 +72,7 @@ impl ReplayArgs {
         }
         Ok(match (&report.divergence, &report.error) {
             (Some(_), _) => ExitCode::FAILURE,
-            (None, Some(_)) => ExitCode::from(2),
+            (None, Some(_)) => NO_ANSWER.into(),
             (None, None) => ExitCode::SUCCESS,
         })
     }

@@ -23,7 +23,13 @@ pub struct RecordedFile {
 
 impl Source {
     pub fn open(path: &Path) -> Result<Self> {
-        let unread = || format!("the recording {} cannot be read", path.display());
+        let unread = || {
+            format!(
+                "the recording {} cannot be read; name a directory that `stowage serve --record` writes, a segment of it, or a \
+                 file of `stowage bundle`",
+                path.display()
+            )
+        };
         if path == Path::new("-") {
             let files = vec![("standard input".into(), path.to_owned())].into_iter();
             return Ok(Self { files, may_be_torn: false });
