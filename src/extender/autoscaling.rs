@@ -53,7 +53,7 @@ impl ModelAutoscaling {
 /// Evaluates at this interval until it is dropped.
 pub async fn run(extender: Extender, every: Duration) {
     let mut waiting = tokio::time::interval(UNTIL_SYNCED);
-    while !extender.service.gate.is_synced() {
+    while !extender.service.leadership.is_synced() {
         waiting.tick().await;
     }
     let mut ticks = tokio::time::interval(every);
@@ -72,9 +72,9 @@ pub async fn run(extender: Extender, every: Duration) {
 /// Evaluates all models once. Without a synced ledger nothing changes: the answers before stay.
 pub fn evaluate(extender: &Extender) {
     let service = &extender.service;
-    let gate = &service.gate;
+    let leadership = &service.leadership;
     let now = service.now();
-    if !gate.is_synced() || service.contact.lost_for(now).is_some() {
+    if !leadership.is_synced() || service.contact.lost_for(now).is_some() {
         return;
     }
     let ledger = service.cluster().to_read();
@@ -165,8 +165,8 @@ fn understood(
 }
 
 fn answered(extender: &Extender, model: ModelId) -> Result<Response, DesiredReplicasError> {
-    let gate = &extender.service.gate;
-    if let Some(reason) = gate.reason_not_leading().filter(|_| !gate.is_synced()) {
+    let leadership = &extender.service.leadership;
+    if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
         return Err(DesiredReplicasError::NotSynced(reason));
     }
     let now = extender.service.now();

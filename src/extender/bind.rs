@@ -155,7 +155,7 @@ impl BindTask {
                 BindingStep::Read => self.read(&order, stage).await,
                 BindingStep::Pause(pause) => {
                     tokio::time::sleep(Duration::from_millis(pause.0)).await;
-                    if self.extender.service.gate.is_stopping() {
+                    if self.extender.service.leadership.is_stopping() {
                         return Err(Unbound::Unsettled);
                     }
                     self.read(&order, stage).await

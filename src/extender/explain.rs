@@ -112,19 +112,20 @@ async fn explained(
     options: ShownNodes,
 ) -> Result<Explanation, ExplainError> {
     let service = extender.service.clone();
-    if let Some(reason) = service.gate.reason_not_leading().filter(|_| !service.gate.is_synced()) {
+    if let Some(reason) = service.leadership.reason_not_leading().filter(|_| !service.leadership.is_synced())
+    {
         return Err(ExplainError::NotSynced(reason));
     }
     let named = key.clone();
     let explaining = move || {
         // A statement of its own, so that the lock is released with it: all pods are gone through.
-        let books = service.cluster().scratch();
-        let uid = books.uid_of(&named)?;
+        let ledger = service.cluster().scratch();
+        let uid = ledger.uid_of(&named)?;
         let explanation = explain(&mut Locked(&service), &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
         let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();
         let explanation = Explanation { conflicts, ..explanation };
-        Some(if service.gate.is_leading() { explanation } else { on_standby(explanation, &service) })
+        Some(if service.leadership.is_leading() { explanation } else { on_standby(explanation, &service) })
     };
     let explaining = extender.service.heavy_work.counted(WorkKind::Page, explaining);
     let explained = tokio::task::spawn_blocking(explaining).await.map_err(|_| ExplainError::Panicked)?;
@@ -134,7 +135,7 @@ async fn explained(
 
 /// What kube-scheduler asked, and what was decided on it, is the leader's to know: this replica's next step would be a guess.
 fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
-    let leader = service.gate.leader();
+    let leader = service.leadership.leader();
     let ask = match &leader {
         Some(leader) => format!(
             "ask the leader, {leader}: kubectl -n kube-system port-forward pod/{leader} 9445, and stowage explain again"

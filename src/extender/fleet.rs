@@ -23,14 +23,14 @@ const MOST_PENDING: usize = 500;
 /// The cluster at this moment. The ledger is locked for a copy only.
 pub(super) fn at_present(service: &Service) -> Fleet {
     // A statement of its own, so that the lock is released with it.
-    let books = service.cluster().to_read();
-    Fleet::of(&books, MOST_PENDING)
+    let ledger = service.cluster().to_read();
+    Fleet::of(&ledger, MOST_PENDING)
 }
 
 /// Its sums, for when nobody looks at the rest.
 fn sums_at_present(service: &Service) -> FleetSums {
-    let books = service.cluster().to_read();
-    FleetSums::of_ledger(&books)
+    let ledger = service.cluster().to_read();
+    FleetSums::of_ledger(&ledger)
 }
 
 pub async fn answer(
@@ -43,8 +43,8 @@ pub async fn answer(
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let gate = &extender.service.gate;
-    if let Some(reason) = gate.reason_not_leading().filter(|_| !gate.is_synced()) {
+    let leadership = &extender.service.leadership;
+    if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
         let text = format!("the ledger is not complete yet: {reason}\n");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }

@@ -76,8 +76,8 @@ pub async fn answer(
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let gate = &extender.service.gate;
-    if let Some(reason) = gate.reason_not_leading().filter(|_| !gate.is_synced()) {
+    let leadership = &extender.service.leadership;
+    if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
         return ModelsError::NotSynced(reason).into_response();
     }
     let service = extender.service;
@@ -105,9 +105,9 @@ fn understood(query: ModelsQuery) -> Result<Asked, ModelsError> {
     })
 }
 
-fn page_of(books: &Ledger, asked: &Asked) -> Response {
+fn page_of(ledger: &Ledger, asked: &Asked) -> Response {
     match asked {
-        Asked::All(page) => json(StatusCode::OK, &list(books, page)),
-        Asked::One(model, page) => json(StatusCode::OK, &locate(books, model, page)),
+        Asked::All(page) => json(StatusCode::OK, &list(ledger, page)),
+        Asked::One(model, page) => json(StatusCode::OK, &locate(ledger, model, page)),
     }
 }

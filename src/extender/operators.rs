@@ -150,7 +150,7 @@ async fn metrics(
 /// date and on standby.
 async fn readyz(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
-    let gate = &service.gate;
+    let leadership = &service.leadership;
     let lost = service.contact.lost_for(service.now());
     let lost = lost.map(|silence| {
         format!(
@@ -160,18 +160,18 @@ async fn readyz(State(extender): State<Extender>) -> Response {
     });
     // Agents that would report to this replica could not.
     let wrong = lost.or_else(|| service.certificate.borrow().clone());
-    let is_ready = gate.is_synced() && wrong.is_none();
+    let is_ready = leadership.is_synced() && wrong.is_none();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let refused = service.refused_reads.describe().filter(|_| !gate.is_synced());
+    let refused = service.refused_reads.describe().filter(|_| !leadership.is_synced());
     let refused = refused.map(|refused| format!("the watches have not synced yet: {refused}"));
-    let text = wrong.or(refused).unwrap_or_else(|| gate.reason_not_leading().unwrap_or("ok").into());
+    let text = wrong.or(refused).unwrap_or_else(|| leadership.reason_not_leading().unwrap_or("ok").into());
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 
 /// A second line if the policy's files are rejected. That is no reason to take this replica out of service: it uses the
 /// previous policy, as every other replica does.
 fn refused_policy(service: &Service) -> String {
-    let Some(RefusedPolicy { since, headline, .. }) = service.standing.get().refused else {
+    let Some(RefusedPolicy { since, headline, .. }) = service.policy_status.get().refused else {
         return String::new();
     };
     let digest = service.cluster().policy().digest;
@@ -200,7 +200,7 @@ async fn policy(
         let (policy, standing) = {
             // A policy becomes current under this lock.
             let ledger = service.cluster();
-            (ledger.policy().clone(), service.standing.get())
+            (ledger.policy().clone(), service.policy_status.get())
         };
         let refused = standing.refused.as_ref();
         let refused = refused.map(|refused| RefusedPolicyPart {
@@ -250,8 +250,8 @@ async fn snapshot(
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/snapshot"));
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
-            let books = extender.service.cluster().to_read();
-            streamed(&extender.service, turn, JSON, move |out| Ok(pages::snapshot(books, out)?))
+            let ledger = extender.service.cluster().to_read();
+            streamed(&extender.service, turn, JSON, move |out| Ok(pages::snapshot(ledger, out)?))
         }
         Err(refused) => refused.into_response(),
     }
@@ -292,23 +292,23 @@ mod tests {
         Extender::new(service, Arc::new(control_plane), RequestLimits::default())
     }
 
-    fn scraped(extender: &Extender, books: &crate::scheduling::ledger::Ledger) -> String {
+    fn scraped(extender: &Extender, ledger: &crate::scheduling::ledger::Ledger) -> String {
         let mut page = Vec::new();
-        pages::write_metrics(extender, books, &mut page).unwrap();
+        pages::write_metrics(extender, ledger, &mut page).unwrap();
         String::from_utf8(page).unwrap()
     }
 
     #[test]
     fn b13_what_a_scrape_adds_up_and_writes_needs_no_lock() {
         let extender = extender();
-        let books = extender.service.cluster().clone();
+        let ledger = extender.service.cluster().clone();
         let (done, outcome) = channel();
         let service = extender.service.clone();
         let _filter = service.cluster();
         std::thread::spawn(move || {
-            let text = scraped(&extender, &books);
+            let text = scraped(&extender, &ledger);
             let mut snapshot = Vec::new();
-            pages::snapshot(books, &mut snapshot).unwrap();
+            pages::snapshot(ledger, &mut snapshot).unwrap();
             done.send((text, String::from_utf8(snapshot).unwrap())).unwrap();
         });
         let outcome = outcome.recv_timeout(Duration::from_secs(30));
@@ -327,7 +327,7 @@ mod tests {
         };
         extender.service.refused_reads.note("resourceslices", 403);
         assert_eq!(text().await, "ok\n", "it has listed them before");
-        extender.service.gate.list_anew();
+        extender.service.leadership.list_anew();
         let said = text().await;
         assert!(said.contains("does not show resourceslices (403); let Stowage's service account"), "{said}");
         extender.service.refused_reads.note_shown("resourceslices");
@@ -342,8 +342,8 @@ mod tests {
         let now = extender.service.now();
         extender.service.contact.heard(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
-        let books = extender.service.cluster().clone();
-        assert!(scraped(&extender, &books).contains("\nstowage_synced 0\n"));
+        let ledger = extender.service.cluster().clone();
+        assert!(scraped(&extender, &ledger).contains("\nstowage_synced 0\n"));
         extender.service.contact.heard(now);
         assert_eq!(ready().await, StatusCode::OK);
     }

@@ -158,7 +158,7 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
         }),
         async {
             stop.cancelled().await;
-            gate.gate.set_stopping();
+            gate.leadership.set_stopping();
             Ok(())
         },
     )?;
@@ -275,7 +275,7 @@ where
     let outcome = async {
         let arrived = extender.service.traces().arrival();
         let body = read_body(&headers, body, extender.limits).await?;
-        if let Some(reason) = extender.service.gate.reason_not_leading() {
+        if let Some(reason) = extender.service.leadership.reason_not_leading() {
             return Err(BadRequest::Unavailable(reason));
         }
         let _timer = extender.service.metrics.verb_seconds.with_label_values(&[name]).start_timer();

@@ -9,6 +9,7 @@
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
 use super::port::WriteTimes;
+use super::retry::Backoff;
 use crate::ids::NodeName;
 use crate::scheduling::ledger::{Ledger, NodesAtOneTime};
 use crate::scheduling::policy::Mode;
@@ -29,9 +30,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SETTLED_AFTER: Millis = Millis::seconds(10);
 /// How long a write may take to appear in the watch before it is repeated.
 const SHOWS_WITHIN: Millis = Millis::seconds(5);
-/// After a failed write: doubled each time, up to a minute.
-const FIRST_PAUSE: Millis = Millis::seconds(1);
-const LONGEST_PAUSE: Millis = Millis::seconds(60);
+/// After a failed write.
+const PAUSES: Backoff = Backoff { first: Millis::seconds(1), longest: Millis::seconds(60) };
 /// The largest amount of an extended resource that the API knows.
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
 /// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
@@ -43,7 +43,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
     let mut capacity = CapacityWriter::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if !service.gate.is_open() {
+        if !service.leadership.is_open() {
             capacity = CapacityWriter::default();
             continue;
         }
@@ -130,15 +130,15 @@ impl CapacityWriter {
         now: Moment,
     ) -> Vec<(NodeName, Bytes)> {
         // Statements of their own, so that the locks are released with them.
-        let books = service.cluster().scratch();
-        if books.policy().mode == Mode::Shadow {
+        let ledger = service.cluster().scratch();
+        if ledger.policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
         }
-        let nodes = self.nodes_to_look_at(&books, &mut index.lock());
+        let nodes = self.nodes_to_look_at(&ledger, &mut index.lock());
         let mut due = Vec::new();
         for (name, record) in &nodes {
-            let standing = standing(&books, name, *record);
+            let standing = standing(&ledger, name, *record);
             match verdict(&standing) {
                 CapacityAction::Right => drop(self.pending.remove(name)),
                 CapacityAction::ByAnother => self.report(name, standing.kind),
@@ -151,14 +151,14 @@ impl CapacityWriter {
                 }
             }
         }
-        self.looked_at = Some(books.nodes_now());
+        self.looked_at = Some(ledger.nodes_now());
         due
     }
 
     /// The nodes that have changed since the last look, and those that still advertise the wrong figure. Forgets nodes that are gone.
     fn nodes_to_look_at(
         &mut self,
-        books: &Ledger,
+        ledger: &Ledger,
         index: &mut ClusterIndex,
     ) -> Vec<(NodeName, NodeOnRecord)> {
         self.pending.retain(|name, _| index.nodes().contains_key(name));
@@ -167,7 +167,7 @@ impl CapacityWriter {
         let Some(earlier) = &self.looked_at else {
             return index.nodes().iter().map(|(name, record)| (name.clone(), *record)).collect();
         };
-        names.extend(books.nodes_changed_since(earlier).cloned());
+        names.extend(ledger.nodes_changed_since(earlier).cloned());
         names.extend(self.pending.keys().cloned());
         let records = names.into_iter().filter_map(|name| {
             let record = *index.nodes().get(&name)?;
@@ -244,7 +244,7 @@ fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapac
 fn pause(failures: u32) -> Millis {
     match failures {
         0 => SHOWS_WITHIN,
-        _ => Millis((FIRST_PAUSE.0 << (failures - 1).min(16)).min(LONGEST_PAUSE.0)),
+        _ => PAUSES.after(failures - 1),
     }
 }
 
@@ -256,7 +256,7 @@ async fn patch(
     limit: Duration,
 ) -> Result<(), String> {
     // There may be many nodes before this one, and the Lease may have passed to another replica meanwhile.
-    if let Some(reason) = service.gate.reason_not_leading() {
+    if let Some(reason) = service.leadership.reason_not_leading() {
         return Err(reason.into());
     }
     let patch = Patch::Merge(serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }));
@@ -393,6 +393,6 @@ mod tests {
         assert!(capacity.is_due(&node, Bytes::gib(80), None, now));
         capacity.note(&service, &node, Err("503".into()));
         assert!(!capacity.is_due(&node, Bytes::gib(80), None, now));
-        assert!(capacity.is_due(&node, Bytes::gib(80), None, service.now() + FIRST_PAUSE));
+        assert!(capacity.is_due(&node, Bytes::gib(80), None, service.now() + PAUSES.first));
     }
 }

@@ -8,6 +8,7 @@
 use super::port::{
     ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
 };
+use super::retry::Backoff;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
 use crate::scheduling::policy::{ConflictRule, Mode};
@@ -32,9 +33,8 @@ const REPORTED_AT_ONCE: usize = 20;
 const UNREPORTED_LIMIT: usize = 1024;
 /// Concurrent evictions.
 const EVICTIONS: usize = 8;
-/// Pause after a failed eviction: doubled each time, up to ten minutes.
-const FIRST_PAUSE: Millis = Millis::seconds(20);
-const LONGEST_PAUSE: Millis = Millis::seconds(600);
+/// After a failed eviction.
+const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
 
 /// Runs until it is dropped.
 pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
@@ -121,7 +121,7 @@ impl ConflictAudit {
 
     fn tick(&mut self, look: AuditRound, now: Moment) {
         log(&look);
-        let is_open = self.service.gate.is_open();
+        let is_open = self.service.leadership.is_open();
         if is_open {
             let begun = match self.was_open {
                 true => look.begun,
@@ -198,7 +198,7 @@ impl ConflictAudit {
         }
         // No second eviction of this pod starts before the first is answered.
         let failures = self.tries.get(&victim.uid).map_or(0, |one| one.failures);
-        self.tries.insert(victim.uid.clone(), EvictionRetry { not_before: now + LONGEST_PAUSE, failures });
+        self.tries.insert(victim.uid.clone(), EvictionRetry { not_before: now + PAUSES.longest, failures });
         let control_plane = self.control_plane.clone();
         self.evictions.spawn(async move {
             let outcome = evict(&*control_plane, &victim).await;
@@ -209,7 +209,7 @@ impl ConflictAudit {
     fn note(&mut self, victim: &ConflictVictim, outcome: AuditEvictionOutcome, now: Moment) {
         let evictions = &self.service.metrics.conflicts.evictions;
         evictions.with_label_values(&[code(&outcome)]).inc();
-        let ConflictVictim { uid, key, gpu, keep_reason: stays, .. } = victim;
+        let ConflictVictim { uid, key, gpu, stays, .. } = victim;
         if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             self.service.cluster().apply(PodEvicted(uid.clone()));
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
@@ -217,14 +217,14 @@ impl ConflictAudit {
             tracing::warn!(pod = %key, %gpu, other = %stays, %outcome, "not evicted yet, although its GPU was allocated twice");
         }
         let failures = self.tries.get(uid).map_or(0, |one| one.failures);
-        let not_before = now + pause(failures);
+        let not_before = now + PAUSES.after(failures);
         self.tries.insert(uid.clone(), EvictionRetry { not_before, failures: failures.saturating_add(1) });
     }
 }
 
 /// Reads the other pod first, past every cache: a watch that died silently shows an old state.
 async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
-    match reason_to_evict(victim, control_plane.read_pod(&victim.keep_reason).await) {
+    match reason_to_evict(victim, control_plane.read_pod(&victim.stays).await) {
         Ok(why) => AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await),
         Err(outcome) => outcome,
     }
@@ -239,7 +239,7 @@ fn reason_to_evict(
         |record: &PodOnRecord| record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node);
     match read {
         Ok(Some(record)) if is_still_there(&record) => {
-            Ok(EvictionReason::Conflict { with: victim.keep_reason.clone(), gpu: victim.gpu.clone() })
+            Ok(EvictionReason::Conflict { with: victim.stays.clone(), gpu: victim.gpu.clone() })
         }
         Ok(_) | Err(ControlPlaneError::Gone) => Err(AuditEvictionOutcome::Over),
         Err(error) => Err(AuditEvictionOutcome::Unread(error.to_string())),
@@ -280,10 +280,6 @@ fn log(look: &AuditRound) {
     for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
         tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
     }
-}
-
-fn pause(failures: u32) -> Millis {
-    Millis((FIRST_PAUSE.0 << failures.min(16)).min(LONGEST_PAUSE.0))
 }
 
 /// As a label of metrics.

@@ -155,11 +155,11 @@ impl ClusterIndex {
     pub fn begin_pods(&mut self, service: &Service) {
         self.is_listing_pods = true;
         // Copies, so that the lock is released before all of them are gone through.
-        let (books, filters) = {
+        let (ledger, filters) = {
             let cluster = service.cluster();
             (cluster.scratch(), cluster.kube_filters().snapshot())
         };
-        self.unlisted_pods = books.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
+        self.unlisted_pods = ledger.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
         self.unlisted_pods.extend(filters.pods_in_no_order().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();
@@ -193,8 +193,8 @@ impl ClusterIndex {
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
         // A statement of its own, so that the lock is released with it.
-        let books = service.cluster().scratch();
-        let foreign_pods = self.foreign_pods_in(&books);
+        let ledger = service.cluster().scratch();
+        let foreign_pods = self.foreign_pods_in(&ledger);
         for uid in foreign_pods.intersection(&self.foreign_pods) {
             service.cluster().apply(PodReleased(uid.clone()));
         }

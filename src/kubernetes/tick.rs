@@ -63,7 +63,7 @@ struct LedgerUpkeep {
 
 impl LedgerUpkeep {
     fn tick(&mut self, now: Moment) {
-        let is_open = self.service.gate.is_open();
+        let is_open = self.service.leadership.is_open();
         match is_open {
             true => {
                 self.planner.end(self.expire(now, true), now);
@@ -88,7 +88,7 @@ impl LedgerUpkeep {
             standing.into_iter().for_each(|event| self.control_plane.record_event(event));
         }
         self.was_open = is_open;
-        if now >= self.next_sweep && self.service.gate.is_synced() {
+        if now >= self.next_sweep && self.service.leadership.is_synced() {
             self.index.lock().sweep(&self.service);
             self.next_sweep = now + SWEEP_EVERY;
         }

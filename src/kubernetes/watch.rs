@@ -104,7 +104,7 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
     }
 }
 
-/// The result of watching one kind of object.
+/// What to do with what a watch of one kind of object shows, and with its errors.
 struct WatchHandler<K> {
     take: fn(&WatchFeed, Event<K>),
     fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
@@ -136,7 +136,7 @@ async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: 
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
-    let mut terms = feed.service.gate.terms();
+    let mut terms = feed.service.leadership.terms();
     loop {
         let term = terms.see();
         (taking.expect_list)(&mut feed.index.lock(), term);
@@ -286,8 +286,8 @@ impl WatchFeed {
     }
 
     fn note_sync(&self, index: &ClusterIndex) {
-        let gate = &self.service.gate;
-        if gate.is_synced() {
+        let leadership = &self.service.leadership;
+        if leadership.is_synced() {
             return;
         }
         let all = index.complete_since().and_then(|term| match self.service.reads_namespaces() {
@@ -295,7 +295,7 @@ impl WatchFeed {
             false => Some(term),
         });
         all.into_iter().for_each(|term| self.service.set_synced_in(term));
-        if gate.is_synced() {
+        if leadership.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");
         }
@@ -303,7 +303,7 @@ impl WatchFeed {
 
     /// All replicas see the same; only the leader records Events.
     fn tell(&self, notice: PodEvent) {
-        if self.service.gate.is_open() {
+        if self.service.leadership.is_open() {
             self.control_plane.record_event(notice);
         }
     }
@@ -370,7 +370,7 @@ mod tests {
     fn lists_from_before_this_replica_leads_do_not_make_it_act() {
         let service = Service::new(Policy::default());
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
-        let gate = &feed.service.gate;
+        let leadership = &feed.service.leadership;
         let list = |feed: &WatchFeed, kind| {
             for is_done in [false, true] {
                 match kind {
@@ -382,10 +382,10 @@ mod tests {
             }
         };
         (0..4).for_each(|kind| list(&feed, kind));
-        assert!(gate.is_synced() && !gate.is_open());
+        assert!(leadership.is_synced() && !leadership.is_open());
 
         feed.service.set_tenure(Tenure::without_end());
-        let term = gate.term();
+        let term = leadership.term();
         let expect: [fn(&mut ClusterIndex, u64); 4] = [
             ClusterIndex::expect_pods,
             ClusterIndex::expect_nodes,
@@ -395,12 +395,12 @@ mod tests {
         for (kind, expect) in expect.into_iter().enumerate() {
             // Events that the old watches still deliver.
             feed.pod(Event::Delete(Pod::default()));
-            assert!(!gate.is_open(), "{kind} of four lists are new");
+            assert!(!leadership.is_open(), "{kind} of four lists are new");
             assert_eq!(feed.service.cluster().leader(), None, "b5: holds are taken over from the new lists");
             expect(&mut feed.index.lock(), term);
             list(&feed, kind);
         }
-        assert!(gate.is_open());
+        assert!(leadership.is_open());
     }
 
     fn namespace(name: &str, team: &str) -> PartialObjectMeta<Namespace> {
@@ -421,13 +421,13 @@ mod tests {
                 WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
             feed.index.lock().lack_slices();
             feed.list_nothing();
-            let gate = &feed.service.gate;
-            assert_eq!(gate.is_synced(), !waits);
+            let leadership = &feed.service.leadership;
+            assert_eq!(leadership.is_synced(), !waits);
             feed.namespace(Event::Init);
             feed.namespace(Event::InitApply(namespace("chat", "a")));
-            assert_eq!(gate.is_synced(), !waits, "half a list is none");
+            assert_eq!(leadership.is_synced(), !waits, "half a list is none");
             feed.namespace(Event::InitDone);
-            assert!(gate.is_synced());
+            assert!(leadership.is_synced());
             assert_eq!(feed.service.cluster().namespaces().len(), 1);
             feed.namespace(Event::Delete(namespace("chat", "a")));
             assert!(feed.service.cluster().namespaces().is_empty());

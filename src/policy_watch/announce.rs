@@ -59,7 +59,7 @@ impl Announcer {
     }
 
     fn refused_for(&self, problems: &Problems, acting: &str) {
-        self.service.standing.set_refused(Some(RefusedPolicy {
+        self.service.policy_status.set_refused(Some(RefusedPolicy {
             since: self.service.now(),
             headline: problems.headline.as_str().into(),
             problems: problems.whole.as_str().into(),
@@ -79,7 +79,7 @@ impl Announcer {
         if let Some(warnings) = warnings {
             warn!("the policy's files:\n{}", warnings.trim_end());
         }
-        self.service.standing.set_refused(None);
+        self.service.policy_status.set_refused(None);
         self.service.metrics.policy.refused.set(0);
         self.count(outcome);
     }

@@ -169,7 +169,7 @@ pub fn built_in() -> Policy {
 }
 
 impl PolicyWatch {
-    /// Runs until it is dropped. Announces changes in the log, the metrics and `service.standing`, and as Events on `own_pod`,
+    /// Runs until it is dropped. Announces changes in the log, the metrics and `service.policy_status`, and as Events on `own_pod`,
     /// if that is known.
     pub async fn run(
         self,
@@ -189,7 +189,7 @@ impl PolicyWatch {
         own_pod: Option<OwnPod>,
         change: ChangeOfPolicy,
     ) {
-        service.standing.set_source(&self.path.display().to_string());
+        service.policy_status.set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
         if let Some((problems, acting)) = self.refused.take() {
             announcer.refused_at_start(&problems, &acting);

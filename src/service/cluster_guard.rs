@@ -90,8 +90,8 @@ impl Drop for ClusterGuard<'_> {
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
         match self.cluster.unsettled_bindings() {
-            0 => self.service.gate.list_anew(),
-            _ => self.service.gate.succeed_itself(),
+            0 => self.service.leadership.list_anew(),
+            _ => self.service.leadership.succeed_itself(),
         }
         *self.cluster = self.cluster.emptied();
         if let Some(tap) = self.service.recording.get() {
@@ -102,7 +102,7 @@ impl Drop for ClusterGuard<'_> {
         error!(
             "a panic while the ledger was locked: the ledger is discarded, and the cluster is listed anew"
         );
-        if let Tenure::Succeeding { from } = self.service.gate.tenure() {
+        if let Tenure::Succeeding { from } = self.service.leadership.tenure() {
             let seconds = from.since(self.service.now()).0.div_ceil(1000);
             info!(seconds, "this replica waits until nothing that was written before can land any more");
         }
@@ -136,14 +136,14 @@ mod tests {
     #[test]
     fn read_a_panic_under_the_ledgers_lock_shuts_the_gate_and_discards_the_ledger() {
         let service = synced();
-        let terms = service.gate.terms();
+        let terms = service.leadership.terms();
         let result = catch_unwind(AssertUnwindSafe(|| {
             let mut cluster = service.cluster();
             add_node(&mut cluster);
             panic!("in the middle of a change");
         }));
         assert!(result.is_err());
-        assert!(!service.gate.is_synced(), "nobody is answered from half a change");
+        assert!(!service.leadership.is_synced(), "nobody is answered from half a change");
         assert!(terms.has_changed(), "everything is listed anew");
         assert_eq!(service.cluster().totals().nodes, 0);
         assert_eq!(service.cluster().now(), service.now());
@@ -184,11 +184,11 @@ mod tests {
             service.lead_from_the_start();
             service
         };
-        assert!(after_a_panic(add_node).gate.is_open(), "nothing was under way");
+        assert!(after_a_panic(add_node).leadership.is_open(), "nothing was under way");
         let service = after_a_panic(begin_binding);
-        assert!(!service.gate.is_open(), "the pod may be bound on a GPU that the lists show free");
+        assert!(!service.leadership.is_open(), "the pod may be bound on a GPU that the lists show free");
         let from = service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
-        assert_eq!(service.gate.tenure(), Tenure::Succeeding { from });
+        assert_eq!(service.leadership.tenure(), Tenure::Succeeding { from });
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             panic!("elsewhere");
         }));
         assert!(result.is_err());
-        assert!(service.gate.is_synced());
+        assert!(service.leadership.is_synced());
         assert_eq!(service.cluster().totals().nodes, 1);
     }
 }

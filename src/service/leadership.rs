@@ -210,59 +210,64 @@ mod tests {
     use super::*;
     use crate::units::Millis;
 
-    fn gate() -> Leadership {
+    fn leadership() -> Leadership {
         let clock = Clock::start(super::super::TimeSource::SYSTEM);
         Leadership::new(Clock { stopped_at: Some(clock.now()), ..clock })
     }
 
-    fn leading(gate: &Leadership, nonce: &str, lasts: u64) -> Tenure {
-        let until = gate.clock.now() + Millis::seconds(lasts);
+    fn leading(leadership: &Leadership, nonce: &str, lasts: u64) -> Tenure {
+        let until = leadership.clock.now() + Millis::seconds(lasts);
         Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, nonce), until }
     }
 
     #[test]
     fn b3_lists_that_began_before_leadership_never_open_the_gate() {
-        let gate = gate();
-        let terms = gate.terms();
+        let leadership = leadership();
+        let terms = leadership.terms();
         // The first lists are still in progress when this replica becomes leader.
-        gate.set_tenure(leading(&gate, "a", 10));
-        assert_eq!(gate.term(), 1);
+        leadership.set_tenure(leading(&leadership, "a", 10));
+        assert_eq!(leadership.term(), 1);
         assert!(terms.has_changed());
-        gate.set_synced_in(0);
-        assert!(!gate.is_open(), "a list that began before may show the cluster as it was then");
-        gate.set_synced_in(1);
-        assert!(gate.is_open());
-        gate.set_tenure(leading(&gate, "a", 12));
-        assert_eq!((gate.term(), gate.is_open()), (1, true), "a renewal lists nothing");
-        gate.set_tenure(Tenure::Standby);
-        gate.set_tenure(leading(&gate, "a", 12));
-        assert_eq!((gate.term(), gate.is_open()), (2, false));
-        gate.set_synced_in(2);
-        gate.set_tenure(leading(&gate, "b", 12));
-        assert_eq!((gate.term(), gate.is_open()), (3, false), "another epoch, although it led all the time");
+        leadership.set_synced_in(0);
+        assert!(!leadership.is_open(), "a list that began before may show the cluster as it was then");
+        leadership.set_synced_in(1);
+        assert!(leadership.is_open());
+        leadership.set_tenure(leading(&leadership, "a", 12));
+        assert_eq!((leadership.term(), leadership.is_open()), (1, true), "a renewal lists nothing");
+        leadership.set_tenure(Tenure::Standby);
+        leadership.set_tenure(leading(&leadership, "a", 12));
+        assert_eq!((leadership.term(), leadership.is_open()), (2, false));
+        leadership.set_synced_in(2);
+        leadership.set_tenure(leading(&leadership, "b", 12));
+        assert_eq!(
+            (leadership.term(), leadership.is_open()),
+            (3, false),
+            "another epoch, although it led all the time"
+        );
     }
 
     #[test]
     fn leadership_ends_with_the_lease_and_not_with_the_next_read_of_it() {
-        let gate = gate();
-        gate.set_tenure(leading(&gate, "a", 10));
-        gate.set_synced_in(gate.term());
-        assert!(gate.is_open() && gate.epoch().is_some());
-        let later = Clock { stopped_at: Some(gate.clock.now() + Millis::seconds(10)), ..gate.clock };
-        let gate = Leadership { clock: later, ..gate };
-        assert!(!gate.is_open() && gate.epoch().is_none());
-        assert!(gate.reason_not_leading().unwrap().contains("does not lead"));
+        let leadership = leadership();
+        leadership.set_tenure(leading(&leadership, "a", 10));
+        leadership.set_synced_in(leadership.term());
+        assert!(leadership.is_open() && leadership.epoch().is_some());
+        let later =
+            Clock { stopped_at: Some(leadership.clock.now() + Millis::seconds(10)), ..leadership.clock };
+        let leadership = Leadership { clock: later, ..leadership };
+        assert!(!leadership.is_open() && leadership.epoch().is_none());
+        assert!(leadership.reason_not_leading().unwrap().contains("does not lead"));
     }
 
     #[test]
     fn a_successor_that_waits_says_so_whether_or_not_it_has_synced() {
-        let gate = gate();
-        let from = gate.clock.now() + Millis::seconds(3);
+        let leadership = leadership();
+        let from = leadership.clock.now() + Millis::seconds(3);
         for synced in [false, true] {
-            gate.set_tenure(Tenure::Succeeding { from });
-            assert!(!gate.is_open() && gate.epoch().is_none());
-            assert!(gate.reason_not_leading().unwrap().contains("can land"), "synced: {synced}");
-            gate.set_synced_in(gate.term());
+            leadership.set_tenure(Tenure::Succeeding { from });
+            assert!(!leadership.is_open() && leadership.epoch().is_none());
+            assert!(leadership.reason_not_leading().unwrap().contains("can land"), "synced: {synced}");
+            leadership.set_synced_in(leadership.term());
         }
     }
 }

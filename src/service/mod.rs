@@ -22,7 +22,7 @@ pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
 pub use heavy_work::{HeavyWork, WorkKind, WorkPlace};
 pub use leadership::{Leadership, Tenure};
-pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
+pub use policy_status::{PolicyStatus, RefusedPolicy, SharedPolicyStatus};
 pub use recording_tap::{RecordingTap, Tapped};
 pub use refused_reads::RefusedReads;
 
@@ -56,8 +56,8 @@ pub struct Service {
     conflicts: Mutex<Conflicts>,
     classify: Classifier,
     pub clock: Clock,
-    pub gate: Leadership,
-    pub standing: PolicyStanding,
+    pub leadership: Leadership,
+    pub policy_status: SharedPolicyStatus,
     pub contact: ApiServerContact,
     pub refused_reads: RefusedReads,
     pub activity: RecentActivity,
@@ -109,8 +109,8 @@ impl Service {
             cluster: Mutex::new(Cluster::new(policy)),
             score_cache: Mutex::default(),
             conflicts: Mutex::default(),
-            gate: Leadership::new(clock),
-            standing: PolicyStanding::new(clock.now()),
+            leadership: Leadership::new(clock),
+            policy_status: SharedPolicyStatus::new(clock.now()),
             contact: ApiServerContact::default(),
             refused_reads: RefusedReads::default(),
             activity: RecentActivity::default(),
@@ -231,7 +231,7 @@ impl Service {
         let policy = cluster.policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
-        self.standing.set_in_force(self.now());
+        self.policy_status.set_in_force(self.now());
         self.classify.set(policy.clone(), remembered);
         if *policy.selections() != selections {
             // Labels changed since the pods were classified beforehand.
@@ -328,7 +328,7 @@ impl Service {
 
     /// Sets what the Lease says of this replica. A new leader relists before it acts.
     pub fn set_tenure(&self, tenure: Tenure) {
-        if self.gate.set_tenure(tenure) {
+        if self.leadership.set_tenure(tenure) {
             return;
         }
         let mut cluster = self.cluster();
@@ -341,16 +341,16 @@ impl Service {
     /// checks of a new reservation, and acts from now on.
     pub fn set_synced_in(&self, term: u64) {
         // What an old watch still shows belongs to an earlier term, and its list is not the one to adopt reservations from.
-        if let Some(epoch) = self.gate.epoch().filter(|_| term >= self.gate.term()) {
+        if let Some(epoch) = self.leadership.epoch().filter(|_| term >= self.leadership.term()) {
             self.cluster().apply(LeadershipBegan(epoch));
         }
-        self.gate.set_synced_in(term);
+        self.leadership.set_synced_in(term);
     }
 
     /// Makes this replica lead without a list: for a process without an API server, or a test in its place.
     pub fn lead_from_the_start(&self) {
         self.set_tenure(Tenure::without_end());
-        self.set_synced_in(self.gate.term());
+        self.set_synced_in(self.leadership.term());
     }
 
     pub fn now(&self) -> Moment {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 const BUILT_IN: &str = "built in";
 
 #[derive(Debug)]
-pub struct PolicyStanding {
+pub struct SharedPolicyStatus {
     state: Mutex<PolicyStatus>,
 }
 
@@ -32,7 +32,7 @@ pub struct RefusedPolicy {
     pub problems: Arc<str>,
 }
 
-impl PolicyStanding {
+impl SharedPolicyStatus {
     pub fn new(now: Moment) -> Self {
         let standing = PolicyStatus { source: BUILT_IN.into(), in_force_since: now, refused: None };
         Self { state: Mutex::new(standing) }

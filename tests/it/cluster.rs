@@ -60,7 +60,7 @@ impl TestReplica {
 
     async fn acting(server: &ApiServer) -> Self {
         let replica = Self::start(server, "stowage", LeadWith::FromTheStart);
-        eventually("the gate opens", || replica.service.gate.is_open()).await;
+        eventually("the gate opens", || replica.service.leadership.is_open()).await;
         replica
     }
 

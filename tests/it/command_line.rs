@@ -68,7 +68,7 @@ fn a_standby_says_that_it_is_one_and_whom_to_ask() {
     served.service.set_tenure(Tenure::Standby);
     let nowhere = asked();
     assert!(nowhere.out.contains("on standby") && nowhere.out.contains("no replica"), "{}", nowhere.out);
-    served.service.gate.set_holder(Some("stowage-5d9c_0123-4567"));
+    served.service.leadership.set_holder(Some("stowage-5d9c_0123-4567"));
     let said = asked();
     let text = said.out.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(text.contains("port-forward pod/stowage-5d9c 9445"), "{text}");

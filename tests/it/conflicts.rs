@@ -34,7 +34,7 @@ impl AuditedReplica {
         let (client, options) =
             (server.client("stowage").unwrap(), ClusterOptions::new(lead_with, "stowage".into()));
         let (_, tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
-        eventually("the watches have synced", || service.gate.is_synced()).await;
+        eventually("the watches have synced", || service.leadership.is_synced()).await;
         Self { server, service, _tasks: tasks, _stop: stop.drop_guard() }
     }
 

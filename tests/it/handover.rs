@@ -56,7 +56,7 @@ impl LeasedReplica {
     }
 
     async fn acts(&self) {
-        eventually("the replica acts", || self.service.gate.is_open()).await;
+        eventually("the replica acts", || self.service.leadership.is_open()).await;
     }
 
     async fn knows(&self, pod: &Value) {
@@ -94,7 +94,7 @@ impl LeasedReplica {
     /// need not wait for it to run out.
     async fn dies(mut self, server: &ApiServer) {
         server.connections().cut_off(self.name);
-        self.service.gate.set_stopping();
+        self.service.leadership.set_stopping();
         self.tasks.abort_all();
         while self.tasks.join_next().await.is_some() {}
         let given_up = json!({ "spec": { "holderIdentity": "", "leaseDurationSeconds": 1 } });
@@ -201,7 +201,7 @@ async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_ne
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
     let a = LeasedReplica::acting(&server, "a").await;
     let b = LeasedReplica::start(&server, "b");
-    eventually("b has listed", || b.service.gate.is_synced()).await;
+    eventually("b has listed", || b.service.leadership.is_synced()).await;
     a.knows(&y).await;
     // The API server has accepted it, and is slow.
     server.faults().next_of("a", Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Queue));

@@ -251,7 +251,7 @@ impl ShadowSetup {
         let client = api.client("stowage").unwrap();
         let (control_plane, tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
         // A call that comes before is refused, and not recorded.
-        while !service.gate.is_synced() {
+        while !service.leadership.is_synced() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());

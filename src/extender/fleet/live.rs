@@ -94,13 +94,13 @@ struct Standing {
 
 impl Standing {
     fn of(service: &Service) -> Self {
-        let (gate, policy) = (&service.gate, service.policy());
+        let (leadership, policy) = (&service.leadership, service.policy());
         let silence = service.contact.lost_for(service.now());
         let silent =
             silence.map(|silence| format!("the API server has not answered for {} s", silence.0 / 1000));
         Self {
-            leading: gate.is_leading(),
-            state: silent.or_else(|| gate.reason_not_leading().map(str::to_owned)),
+            leading: leadership.is_leading(),
+            state: silent.or_else(|| leadership.reason_not_leading().map(str::to_owned)),
             mode: policy.mode,
             policy: policy.digest.to_string(),
             version: env!("CARGO_PKG_VERSION"),
@@ -303,7 +303,7 @@ mod tests {
         assert!(live.round(&service, Some(&published), 2, true).is_none(), "nothing changed");
         for number in 2..=KEPT_CHANGES as u64 + 2 {
             // Something to tell in each.
-            service.gate.set_stopping();
+            service.leadership.set_stopping();
             published.standing.leading = true;
             published = live.round(&service, Some(&published), number, true).unwrap();
         }

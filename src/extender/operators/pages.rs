@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 /// Every pod, every GPU, and every inconsistency.
-pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()> {
+pub fn snapshot(mut ledger: Ledger, out: &mut dyn Write) -> serde_json::Result<()> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Shape<'a> {
@@ -28,12 +28,12 @@ pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()
         pods: BTreeMap<&'a PodUid, &'a PodState>,
         violations: Vec<Violation>,
     }
-    let snapshot = books.snapshot();
+    let snapshot = ledger.snapshot();
     let shape = Shape {
-        policy: books.policy().digest,
+        policy: ledger.policy().digest,
         snapshot: &snapshot,
-        pods: books.pod_states(),
-        violations: audit(&books),
+        pods: ledger.pod_states(),
+        violations: audit(&ledger),
     };
     serde_json::to_writer(out, &shape)
 }
@@ -47,8 +47,8 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         report: NodeReport,
     }
     // A statement of its own, so that the lock is released with it.
-    let books = extender.service.cluster().to_read();
-    tidy(&extender.board, &books);
+    let ledger = extender.service.cluster().to_read();
+    tidy(&extender.board, &ledger);
     let mut names = extender.board.names();
     names.sort_unstable();
     let mut json = serde_json::Serializer::new(out);
@@ -65,35 +65,37 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
 /// All metrics, with sums over a copy of the ledger.
 pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
     // A statement of its own, so that the lock is released with it.
-    let books = extender.service.cluster().to_read();
-    write_metrics(extender, &books, out)
+    let ledger = extender.service.cluster().to_read();
+    write_metrics(extender, &ledger, out)
 }
 
 /// The ledger is not locked here.
-pub(super) fn write_metrics(extender: &Extender, books: &Ledger, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_metrics(extender: &Extender, ledger: &Ledger, out: &mut dyn Write) -> io::Result<()> {
     let service = &extender.service;
     let (now, metrics) = (service.now(), &service.metrics);
     // A node that is gone would stay the oldest for ever.
-    tidy(&extender.board, books);
-    metrics.leading.set(service.gate.is_leading().into());
-    metrics.synced.set((service.gate.is_synced() && service.contact.lost_for(now).is_none()).into());
+    tidy(&extender.board, ledger);
+    metrics.leading.set(service.leadership.is_leading().into());
+    metrics.synced.set((service.leadership.is_synced() && service.contact.lost_for(now).is_none()).into());
     metrics.silence.set(service.contact.silence(now).map_or(0.0, |silence| silence.0 as f64 / 1e3));
-    for class in books.policy().classes() {
+    for class in ledger.policy().classes() {
         // A rate needs to see the count before its first rise.
         metrics.placement_seconds.with_label_values(&[&class.name]);
     }
     let mut page = Scrape::new(out);
     page.kept(metrics.families())?;
     let sample = UsageSample {
-        totals: books.totals(),
-        usage: usage::usage(books),
-        fragmented: fragmented_vram(books),
-        spare: books.spare().collect(),
+        totals: ledger.totals(),
+        usage: usage::usage(ledger),
+        fragmented: fragmented_vram(ledger),
+        spare: ledger.spare().collect(),
     };
     metrics.usage.write(&mut page, &sample)?;
-    metrics.starts.write(&mut page, &books.start_errors())?;
-    metrics.overuse.write(&mut page, books.overusing_pods().map(|(key, overuse)| (key, overuse.excess())))?;
-    let believed = books.policy().telemetry.stale;
+    metrics.starts.write(&mut page, &ledger.start_errors())?;
+    metrics
+        .overuse
+        .write(&mut page, ledger.overusing_pods().map(|(key, overuse)| (key, overuse.excess())))?;
+    let believed = ledger.policy().telemetry.stale;
     metrics.models.write(&mut page, &extender.board.engines(now, believed))?;
-    metrics.devices.write(&mut page, books, &extender.board.ages(now), extender.gpu_series)
+    metrics.devices.write(&mut page, ledger, &extender.board.ages(now), extender.gpu_series)
 }

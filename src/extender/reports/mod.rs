@@ -87,8 +87,8 @@ pub fn reports(
     }
     if extender.board.is_to_be_tidied() {
         // A statement of its own, so that the lock is released with it.
-        let books = extender.service.cluster().to_read();
-        tidy(&extender.board, &books);
+        let ledger = extender.service.cluster().to_read();
+        tidy(&extender.board, &ledger);
     }
     result.into_answer()
 }
@@ -230,8 +230,8 @@ fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
 
 /// Removes nodes that are gone from the board, by a copy of the ledger. The ledger is not locked while an entry of the board
 /// is: [`Board::take`] locks them in the other order.
-pub fn tidy(board: &Board, books: &Ledger) {
+pub fn tidy(board: &Board, ledger: &Ledger) {
     let mut gone = board.names();
-    gone.retain(|name| !books.has_node(name));
+    gone.retain(|name| !ledger.has_node(name));
     board.forget(&gone);
 }

@@ -25,7 +25,7 @@ pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &N
             metrics.report_findings.with_label_values(&[kind]).inc();
         }
     }
-    if extender.service.gate.is_leading() {
+    if extender.service.leadership.is_leading() {
         report.findings.iter().for_each(|finding| tell_finding(extender, &report.node, finding));
     }
 }
@@ -35,7 +35,7 @@ pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
     let Some(gpus) = report.gpus.as_deref() else { return };
     let lost: Vec<(&Device, String)> =
         before.iter().filter_map(|device| Some((device, loss(device, gpus)?))).collect();
-    if lost.is_empty() || !extender.service.gate.is_leading() {
+    if lost.is_empty() || !extender.service.leadership.is_leading() {
         return;
     }
     for (uid, entry, losses) in struck(extender, &report.node, &lost) {
@@ -52,7 +52,7 @@ pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
 pub fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
     for uid in woken {
         extender.service.metrics.lending.wakes.with_label_values(&["unasked"]).inc();
-        let Some(entry) = bound_to(extender, node, &uid).filter(|_| extender.service.gate.is_leading())
+        let Some(entry) = bound_to(extender, node, &uid).filter(|_| extender.service.leadership.is_leading())
         else {
             continue;
         };

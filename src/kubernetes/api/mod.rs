@@ -134,10 +134,10 @@ impl ApiControlPlane {
 
     /// The epoch of a write that begins now, or why none may begin: the Lease may have ended since the decision.
     fn open(&self) -> Result<LeaderEpoch, &'static str> {
-        let gate = &self.service.gate;
-        match gate.reason_not_leading() {
+        let leadership = &self.service.leadership;
+        match leadership.reason_not_leading() {
             Some(reason) => Err(reason),
-            None => gate.epoch().ok_or("the Lease has just ended"),
+            None => leadership.epoch().ok_or("the Lease has just ended"),
         }
     }
 

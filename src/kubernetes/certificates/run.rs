@@ -94,7 +94,7 @@ impl CertificateKeeper {
         let look = Look {
             secret: &state,
             published: published.as_deref(),
-            is_leading: self.service.gate.is_leading(),
+            is_leading: self.service.leadership.is_leading(),
             now: self.service.clock.to_wall(asked),
             unchanged_for: self.unchanged_for(asked, &secret, config_map.as_ref()),
         };

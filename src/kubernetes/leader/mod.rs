@@ -123,7 +123,7 @@ pub async fn run(
     nonce: String,
     shutdown: CancellationToken,
 ) {
-    service.gate.set_latest_landing(times);
+    service.leadership.set_latest_landing(times);
     let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
     match lead_with {
         LeadWith::Always | LeadWith::FromTheStart => {
@@ -167,7 +167,7 @@ async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
     set_tenure(service, succession.alone(from, service.now()));
     loop {
         tokio::time::sleep(JUDGE_EVERY).await;
-        if service.gate.is_succeeding() {
+        if service.leadership.is_succeeding() {
             set_tenure(service, succession.alone(from, service.now()));
         }
     }
@@ -188,11 +188,11 @@ async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
 }
 
 fn set_tenure(service: &Service, tenure: Tenure) {
-    let before = service.gate.tenure();
+    let before = service.leadership.tenure();
     service.set_tenure(tenure);
     // The gate waits where this replica succeeds itself.
-    let after = service.gate.tenure();
-    service.metrics.leading.set(i64::from(service.gate.is_leading()));
+    let after = service.leadership.tenure();
+    service.metrics.leading.set(i64::from(service.leadership.is_leading()));
     match after {
         _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}
         Tenure::Standby => tracing::info!("this replica stops acting"),
@@ -225,7 +225,7 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &
 }
 
 fn note_holder(service: &Service, reading: Option<&LeaseReading>) {
-    service.gate.set_holder(reading.and_then(|reading| reading.holder.as_deref()));
+    service.leadership.set_holder(reading.and_then(|reading| reading.holder.as_deref()));
 }
 
 /// Takes the Lease when it is free, and keeps it.

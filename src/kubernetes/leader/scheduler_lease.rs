@@ -36,7 +36,7 @@ impl Neighbour {
             (self.until, self.term) = (None, None);
             return;
         };
-        if !self.reservations(&reading) {
+        if !self.is_held_here(&reading) {
             (self.until, self.term) = (None, None);
         } else {
             if self.term.as_ref().is_none_or(|(term, _)| *term != reading.term) {
@@ -60,7 +60,7 @@ impl Neighbour {
         }
     }
 
-    fn reservations(&self, reading: &LeaseReading) -> bool {
+    fn is_held_here(&self, reading: &LeaseReading) -> bool {
         let Some(holder) = reading.holder.as_deref() else { return false };
         holder.rsplit_once('_').map_or(holder, |(hostname, _)| hostname) == self.hostname
     }
@@ -84,7 +84,7 @@ mod tests {
         Some(LeaseReading { holder: Some(holder.into()), term, renewed, duration: Millis::seconds(15) })
     }
 
-    fn reservation_of(holder: &str, renewed: i64) -> Option<LeaseReading> {
+    fn held_by(holder: &str, renewed: i64) -> Option<LeaseReading> {
         held_in(1, holder, renewed)
     }
 
@@ -104,8 +104,7 @@ mod tests {
     /// It has held the Lease for so long that nothing of an earlier term can land any more.
     fn established() -> Neighbour {
         let mut lease = neighbour();
-        (0..20)
-            .for_each(|second| look(&mut lease, reservation_of("stowage-0_1b2c", second as i64 / 2), second));
+        (0..20).for_each(|second| look(&mut lease, held_by("stowage-0_1b2c", second as i64 / 2), second));
         lease
     }
 
@@ -113,20 +112,20 @@ mod tests {
     fn the_first_read_does_not_lead_and_a_renewal_does() {
         let mut lease = neighbour();
         for second in 0..20 {
-            look(&mut lease, reservation_of("stowage-0_1b2c", 100), second);
+            look(&mut lease, held_by("stowage-0_1b2c", 100), second);
             assert!(!leads(&lease, second), "it may be as old as it likes");
         }
-        look(&mut lease, reservation_of("stowage-0_1b2c", 102), 20);
+        look(&mut lease, held_by("stowage-0_1b2c", 102), 20);
         assert!(leads(&lease, 20));
     }
 
     #[test]
     fn without_a_renewal_it_ends_a_third_before_the_lease_can_pass_on() {
         let mut lease = established();
-        look(&mut lease, reservation_of("stowage-0_1b2c", 102), 20);
+        look(&mut lease, held_by("stowage-0_1b2c", 102), 20);
         // Renewed after the read at 19 s, so it may pass on at 34 s and not before.
         for second in 21..40 {
-            look(&mut lease, reservation_of("stowage-0_1b2c", 102), second);
+            look(&mut lease, held_by("stowage-0_1b2c", 102), second);
             assert_eq!(leads(&lease, second), (20..29).contains(&second), "{second} s");
         }
     }
@@ -134,9 +133,9 @@ mod tests {
     #[test]
     fn reads_that_fail_change_nothing() {
         let mut lease = established();
-        look(&mut lease, reservation_of("stowage-0_1b2c", 102), 21);
+        look(&mut lease, held_by("stowage-0_1b2c", 102), 21);
         // Five reads fail. The renewal that the next one shows may have been made right after the read before them.
-        look(&mut lease, reservation_of("stowage-0_1b2c", 104), 27);
+        look(&mut lease, held_by("stowage-0_1b2c", 104), 27);
         assert!(leads(&lease, 30));
         assert!(!leads(&lease, 31));
     }
@@ -145,9 +144,7 @@ mod tests {
     fn another_holder_a_released_lease_and_a_missing_one_end_it_at_once() {
         let term = LeaseTerm { lease: "lease-uid".into(), transitions: 1, holder: None };
         let released = Some(LeaseReading { holder: None, term, renewed: None, duration: Millis::seconds(1) });
-        for next in
-            [reservation_of("stowage-1_9f", 103), reservation_of("other-stowage-0_9f", 103), released, None]
-        {
+        for next in [held_by("stowage-1_9f", 103), held_by("other-stowage-0_9f", 103), released, None] {
             let mut lease = established();
             assert!(leads(&lease, 20));
             look(&mut lease, next.clone(), 20);

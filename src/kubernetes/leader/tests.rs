@@ -49,7 +49,7 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
         // It holds its Lease all the time.
         (0..3).for_each(|_| set_tenure(&service, Tenure::without_end()));
     });
-    assert!(!service.gate.is_leading());
+    assert!(!service.leadership.is_leading());
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
     assert_eq!((count("acts from now on"), count("can land any more")), (0, 1), "{lines:#?}");
 }

@@ -3,12 +3,12 @@
 
 use super::Planner;
 use super::reservation_progress::{ReservationProgress, SHOWS_WITHIN};
-use super::retry::{Backoff, RetryState};
 use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
     ControlPlaneError, PlanState, PodEvent, PodEventReason, PodOnRecord, StatusChange,
 };
+use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::ReleaseReservation;

@@ -6,10 +6,10 @@
 
 use super::Planner;
 use super::outcome::tried;
-use super::retry::{Backoff, RetryState};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer};
+use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::WakeStatus;
 use crate::scheduling::planning::{LoanEviction, RecallWatch, loans_to_end};
 use crate::scheduling::verbs::wait::EvictionsOrdered;

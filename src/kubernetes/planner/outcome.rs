@@ -2,10 +2,10 @@
 
 use super::Planner;
 use super::reservation_progress::{PAUSES, ReservationProgress, SHOWS_WITHIN};
-use super::retry::{Backoff, RetryState};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, StatusChange};
+use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::verbs::wait::PodEvicted;

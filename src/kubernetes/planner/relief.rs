@@ -4,10 +4,10 @@
 
 use super::Planner;
 use super::outcome::tried;
-use super::retry::Backoff;
 use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
+use crate::kubernetes::retry::Backoff;
 use crate::scheduling::planning::{PressureWatch, ReliefEviction};
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::service::WorkKind;
@@ -52,13 +52,13 @@ impl Planner {
         }
         self.check_engine_load_at = now + LOOK_EVERY;
         // A statement of its own, so that the lock is released with it.
-        let books = self.service.cluster().scratch();
-        self.staying.retain(|uid, _| books.pod_state(uid).is_some());
+        let ledger = self.service.cluster().scratch();
+        self.staying.retain(|uid, _| ledger.pod_state(uid).is_some());
         let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
         let mut pressure = std::mem::take(&mut self.pressure);
         let look = self.service.heavy_work.begin_in_background(WorkKind::Relief, move || {
-            let leaving = pressure.look(&books, &not_now);
+            let leaving = pressure.look(&ledger, &not_now);
             (pressure, leaving)
         });
         self.pressure_look = PressureLook { task: Some(look) };

@@ -1,12 +1,12 @@
 //! Progress of one reservation, from the first eviction to the nomination of its pod.
 
 use super::Planner;
-use super::retry::{Backoff, RetryState};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
     EvictionCondition, EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange,
 };
+use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict};
 use crate::scheduling::ledger::{RemainingVictim, ReservationStatus, SchedulingGate};
 use crate::scheduling::planning::EvictionRight;

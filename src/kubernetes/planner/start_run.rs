@@ -76,7 +76,7 @@ impl Planner {
         ledger.apply(PutBack(left_over.clone()));
         reserved.into_iter().for_each(|(scope, uid)| ledger.apply(ScopeReserved { scope, uid }));
         drop(ledger);
-        if !self.service.gate.is_open() || mode == Mode::Shadow {
+        if !self.service.leadership.is_open() || mode == Mode::Shadow {
             return;
         }
         for step in steps {

@@ -25,7 +25,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         expect_list: ClusterIndex::expect_slices,
         page: SLICES_PAGE,
     };
-    let mut terms = feed.service.gate.terms();
+    let mut terms = feed.service.leadership.terms();
     let (mut is_served, mut is_absence_known, mut look_pause) = (false, false, LOOK_PAUSE);
     loop {
         let term = terms.see();
@@ -85,7 +85,7 @@ fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
     match refusal_code(error) {
         Some(404) => WatchEnd::NotServed,
         Some(_) => {
-            let consequence = match feed.service.gate.is_synced() {
+            let consequence = match feed.service.leadership.is_synced() {
                 true => "what DRA drivers publish from now on is not seen",
                 false => "nothing is placed until they can be",
             };
@@ -147,13 +147,13 @@ mod tests {
         let service = Service::new(Policy::default());
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
         feed.list_nothing();
-        assert!(!feed.service.gate.is_synced());
+        assert!(!feed.service.leadership.is_synced());
         (feed.clone(), tokio::spawn(slices(client, feed)))
     }
 
     async fn is_synced_soon(feed: &WatchFeed) -> bool {
         for _ in 0..600 {
-            if feed.service.gate.is_synced() {
+            if feed.service.leadership.is_synced() {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -182,7 +182,7 @@ mod tests {
         };
         let (feed, task) = waiting_for_slices(client_of(answer));
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert!(!feed.service.gate.is_synced(), "slices may not be read");
+        assert!(!feed.service.leadership.is_synced(), "slices may not be read");
         let refused = feed.service.refused_reads.describe().unwrap();
         assert!(refused.contains("resourceslices (403)"), "{refused}");
         is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);

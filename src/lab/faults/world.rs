@@ -321,7 +321,7 @@ impl FaultyCluster {
 
     fn acting(&self) -> Option<usize> {
         let leads = |replica: &Option<RunningReplica>| {
-            replica.as_ref().is_some_and(|replica| replica.service.gate.is_open())
+            replica.as_ref().is_some_and(|replica| replica.service.leadership.is_open())
         };
         self.replicas.iter().position(leads)
     }

@@ -19,26 +19,26 @@ async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_o
     let name = LeaseName::of_kube_scheduler();
     let lead_with = LeadWith::KubeScheduler { lease: name, hostname: "stowage-0".into() };
     let replica = TestReplica::start(&server, "stowage", lead_with);
-    let gate = &replica.service.gate;
+    let leadership = &replica.service.leadership;
     let looks = || server.calls().count("get", "leases");
-    eventually("it is looked at", || looks() >= 2 && gate.is_synced()).await;
-    assert!(!gate.is_open(), "no renewal was seen yet");
+    eventually("it is looked at", || looks() >= 2 && leadership.is_synced()).await;
+    assert!(!leadership.is_open(), "no renewal was seen yet");
 
     let leading = || replica.service.metrics.leading.get();
     let mut renewed = 1002;
     eventually("the gate opens once nothing of another leader can land", || {
         renewed += 1;
         server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed, 12)).unwrap();
-        gate.is_open() && leading() == 1
+        leadership.is_open() && leading() == 1
     })
     .await;
     // Without renewals it does not stay open for long.
-    eventually("the gate shuts without renewals", || !gate.is_open()).await;
+    eventually("the gate shuts without renewals", || !leadership.is_open()).await;
 
     server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed + 1, 15)).unwrap();
-    eventually("the gate opens again", || gate.is_open()).await;
+    eventually("the gate opens again", || leadership.is_open()).await;
     server.patch(path, &neighbours_lease("stowage-1_77", renewed + 2, 15)).unwrap();
-    eventually("the gate shuts for another holder", || !gate.is_open()).await;
+    eventually("the gate shuts for another holder", || !leadership.is_open()).await;
     assert_eq!(leading(), 0);
     replica.stop().await;
 }
@@ -48,17 +48,17 @@ async fn one_of_two_replicas_leads_and_the_other_takes_over_when_it_stops() {
     let server = server_with_nodes(&["a"]).await;
     let lead_with = |name: &str| LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
     let first = TestReplica::start(&server, "first", lead_with("first"));
-    eventually("the first leads", || first.service.gate.is_open()).await;
+    eventually("the first leads", || first.service.leadership.is_open()).await;
     let second = TestReplica::start(&server, "second", lead_with("second"));
     let looks = || server.calls().count_by("second", "get", "leases");
-    eventually("the second looks twice", || looks() >= 2 && second.service.gate.is_synced()).await;
-    assert!(first.service.gate.is_open() && !second.service.gate.is_open());
+    eventually("the second looks twice", || looks() >= 2 && second.service.leadership.is_synced()).await;
+    assert!(first.service.leadership.is_open() && !second.service.leadership.is_open());
     assert_eq!(
-        second.service.gate.reason_not_leading().map(|reason| reason.contains("does not lead")),
+        second.service.leadership.reason_not_leading().map(|reason| reason.contains("does not lead")),
         Some(true)
     );
     first.stop().await;
-    eventually("the second leads", || second.service.gate.is_open()).await;
+    eventually("the second leads", || second.service.leadership.is_open()).await;
     let lease = server.get("leases/stowage/stowage").unwrap();
     assert!(lease["spec"]["holderIdentity"].as_str().unwrap().starts_with("second_"), "{lease}");
     second.stop().await;

@@ -35,7 +35,7 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     eventually("it is gone", || class_of_chat(service) == "serving").await;
     server.create("namespaces", namespace("a")).unwrap();
     eventually("it is there again", || class_of_chat(service) == "own").await;
-    assert!(service.gate.is_open(), "all the while");
+    assert!(service.leadership.is_open(), "all the while");
     service.set_policy(without_engines());
     eventually("nothing asks for them any more", || service.cluster().namespaces().is_empty()).await;
     replica.stop().await;

@@ -49,7 +49,7 @@ impl Shadow {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         let serving = async { axum::serve(listener, router).await.unwrap() };
         tokio::spawn(stop.clone().run_until_cancelled_owned(serving));
-        eventually("the gate opens", async || service.gate.is_open().then_some(())).await;
+        eventually("the gate opens", async || service.leadership.is_open().then_some(())).await;
         Self { service, _tasks: tasks, stop }
     }
 

@@ -146,7 +146,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
         service.set_tenure(if leads { Tenure::without_end() } else { Tenure::Standby });
     };
     let (first_leads, second_leads) = (&world.setup().stowage.service, &second.service);
-    world.until_so("the second knows the cluster", |_| second_leads.gate.is_open()).await;
+    world.until_so("the second knows the cluster", |_| second_leads.leadership.is_open()).await;
     set_leading(second_leads, false);
     let _agents = DemoAgents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
     let written = |kind: &str| second.service.metrics.writes.with_label_values(&[kind, "written"]).get();

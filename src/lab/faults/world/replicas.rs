@@ -113,7 +113,7 @@ impl FaultyCluster {
 /// The process is gone: it hears and sends nothing more.
 pub fn die(api: &ApiServer, mut replica: RunningReplica) {
     api.connections().cut_off(&replica.client);
-    replica.service.gate.set_stopping();
+    replica.service.leadership.set_stopping();
     replica.tasks.abort_all();
 }
 

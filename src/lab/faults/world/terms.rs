@@ -20,9 +20,9 @@ impl ActingTerm {
 impl FaultyCluster {
     pub(super) fn acting_term(&self) -> Option<ActingTerm> {
         let replica = self.replicas[self.acting()?].as_ref()?;
-        let gate = &replica.service.gate;
-        let epoch = gate.epoch()?.to_string();
-        Some(ActingTerm { client: replica.client.clone(), epoch, term: gate.term() })
+        let leadership = &replica.service.leadership;
+        let epoch = leadership.epoch()?.to_string();
+        Some(ActingTerm { client: replica.client.clone(), epoch, term: leadership.term() })
     }
 
     /// Which replica acts now.

@@ -146,9 +146,9 @@ fn held(
     // What is lent comes back to its lender, not to a reservation.
     let own: PodOnGpu<'_, Grant> = lent_or_not(&gpu.bound, false).copied().collect();
     let stay: Vec<Party> = granted(&own).into_iter().filter(|party| !leave.contains(&party.uid)).collect();
-    let keep_reason: Bytes = stay.iter().map(|party| party.bytes).sum();
+    let stays: Bytes = stay.iter().map(|party| party.bytes).sum();
     let is_exclusive = is_exclusive || stay.iter().any(|party| party.role.is_exclusive());
-    if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + keep_reason > capacity) {
+    if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + stays > capacity) {
         return None;
     }
     let mut parties = [reservations, stay].concat();

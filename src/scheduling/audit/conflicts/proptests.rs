@@ -153,25 +153,22 @@ impl Plain {
         if let Some(overlap) = overlap {
             return vec![overlap];
         }
-        let keep_reason: Vec<_> = bound
+        let stays: Vec<_> = bound
             .iter()
             .filter(|(pod, _)| {
                 !reservations.iter().any(|(_, kept)| kept.victims.contains(&uid(&format!("u-{pod}"))))
             })
             .collect();
-        if reservations.is_empty() || keep_reason.is_empty() {
+        if reservations.is_empty() || stays.is_empty() {
             return vec![];
         }
         let kept: u64 = reservations.iter().map(|(_, kept)| wants(kept, has)).sum();
-        let stay: u64 = keep_reason.iter().map(|(_, grant)| grant.per_gpu.0).sum();
-        let whole = keep_reason.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive)
+        let stay: u64 = stays.iter().map(|(_, grant)| grant.per_gpu.0).sum();
+        let whole = stays.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive)
             || reservations.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
         if whole || kept + stay > has {
-            let pods = reservations
-                .iter()
-                .map(|(pod, _)| *pod)
-                .chain(keep_reason.iter().map(|(pod, _)| *pod))
-                .collect();
+            let pods =
+                reservations.iter().map(|(pod, _)| *pod).chain(stays.iter().map(|(pod, _)| *pod)).collect();
             return vec![row(GpuConflictKind::ReservationOverBound, pods, kept + stay)];
         }
         vec![]
@@ -346,7 +343,7 @@ proptest! {
                 let conflict = of.iter().find(|conflict| conflict.gpu == victim.gpu).unwrap();
                 // The GPUs' capacities were not recorded, so only exclusivity proves a conflict.
                 prop_assert_eq!(conflict.kind, GpuConflictKind::ExclusiveShared);
-                prop_assert!(conflict.parties.iter().any(|party| party.key == victim.keep_reason));
+                prop_assert!(conflict.parties.iter().any(|party| party.key == victim.stays));
             }
         }
     }

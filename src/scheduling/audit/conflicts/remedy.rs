@@ -29,7 +29,7 @@ pub struct ConflictVictim {
     pub node: NodeName,
     pub gpu: GpuUuid,
     /// Of the pods that stay, the one with the largest grant.
-    pub keep_reason: PodKey,
+    pub stays: PodKey,
     pub stays_uid: PodUid,
 }
 
@@ -80,11 +80,11 @@ fn victim<'a>(
     };
     let (uid, pod, _) = *unstarted.max_by_key(rank)?;
     let others = without(uid);
-    let (stays_uid, keep_reason, _) = others.iter().max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
+    let (stays_uid, stays, _) = others.iter().max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
     chosen.insert(uid);
     let (node, gpu) = (node.clone(), standing.conflict.gpu.clone());
-    let (keep_reason, stays_uid) = (keep_reason.key.clone(), (*stays_uid).clone());
-    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, keep_reason, stays_uid })
+    let (stays, stays_uid) = (stays.key.clone(), (*stays_uid).clone());
+    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, stays, stays_uid })
 }
 
 /// Whether the records of these Bindings alone contradict each other. A record that has been edited since the conflict was found may name
