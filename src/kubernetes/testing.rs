@@ -21,6 +21,8 @@ pub struct Recorder {
     pub records: Mutex<BTreeMap<String, PodOnRecord>>,
     /// The next write of a pod's status completes when this is answered.
     pub stall: Mutex<Option<oneshot::Receiver<()>>>,
+    /// Each write of a pod's status lets the others have their turn first.
+    pub slow: Mutex<bool>,
     /// Writes of these pods' status find no such pod.
     pub gone: Mutex<BTreeSet<String>>,
     /// Writes of a pod's status fail.
@@ -87,6 +89,9 @@ impl ControlPlane for Recorder {
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         let stall = self.stall.lock().take();
         Box::pin(async move {
+            if *self.slow.lock() {
+                tokio::task::yield_now().await;
+            }
             if let Some(stall) = stall {
                 stall.await.expect("a test that stalls a write resumes it");
             }

@@ -167,6 +167,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_write_that_a_reservation_needs_does_not_wait_behind_those_that_can_wait() {
+        let (recorder, mut writes) = writes();
+        *recorder.slow.lock() = true;
+        for n in 0..200 {
+            writes.add(touch(&format!("pod-{n:03}")));
+        }
+        let (change, purpose) = (StatusChange::touch(), StatusPurpose::CancelEviction);
+        writes.add(PlannerWrite::Status { key: key("urgent"), uid: uid("urgent"), change, purpose });
+        while !writes.is_empty() {
+            writes.next().await;
+        }
+        let written = recorder.written();
+        let place = written.iter().position(|write| write.starts_with("urgent")).unwrap();
+        assert!(written.len() == 201 && place < AT_ONCE, "it is number {place}");
+    }
+
+    #[tokio::test]
     async fn a_write_that_panics_does_not_block_the_next_one() {
         let (recorder, mut writes) = writes();
         drop(stall(&recorder));
