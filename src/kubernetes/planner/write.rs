@@ -115,6 +115,17 @@ impl PlannerWrite {
         }
     }
 
+    /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
+    pub fn can_wait(&self) -> bool {
+        matches!(
+            self,
+            Self::Status {
+                purpose: StatusPurpose::ExplainWait | StatusPurpose::Wake | StatusPurpose::Release,
+                ..
+            }
+        )
+    }
+
     /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have changed,
     /// while it was queued.
     pub fn begin(self, ledger: &Ledger) -> Option<Self> {
