@@ -11,6 +11,7 @@ use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::models::{Page, list, locate};
 use crate::scheduling::ledger::Ledger;
 use crate::service::WorkKind;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -34,6 +35,8 @@ pub struct ModelsQuery {
 /// Why there is no answer. The client gets the text.
 #[derive(Debug, thiserror::Error)]
 enum ModelsError {
+    #[error("{0}; write /v1/models?model=MODEL&limit=N&after=NEXT, or leave any of them out")]
+    Query(String),
     #[error("model is {0:?}, which is no model's name")]
     Model(String),
     #[error("after is {0:?}; give the `next` of the page before")]
@@ -47,7 +50,7 @@ enum ModelsError {
 impl IntoResponse for ModelsError {
     fn into_response(self) -> Response {
         let status = match self {
-            Self::Model(_) | Self::After(_) | Self::Limit(_) => StatusCode::BAD_REQUEST,
+            Self::Query(_) | Self::Model(_) | Self::After(_) | Self::Limit(_) => StatusCode::BAD_REQUEST,
             Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         (status, format!("{self}\n")).into_response()
@@ -65,16 +68,17 @@ pub async fn answer(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
-    Query(query): Query<ModelsQuery>,
+    query: Result<Query<ModelsQuery>, QueryRejection>,
 ) -> Response {
-    let asked = match understood(query) {
-        Ok(asked) => asked,
-        Err(error) => return error.into_response(),
-    };
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/v1/models"));
     let turn = match extender.turn(&asker, page, &extender.pages.small).await {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
+    };
+    let query = query.map_err(|rejection| ModelsError::Query(rejection.body_text()));
+    let asked = match query.and_then(|Query(query)| understood(query)) {
+        Ok(asked) => asked,
+        Err(error) => return error.into_response(),
     };
     let leadership = &extender.service.leadership;
     if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
