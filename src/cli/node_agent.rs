@@ -39,8 +39,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Time from one report to the next, from 100ms to 30s. A report counts as fresh for 5 s; from 4s on, raise telemetry.fresh
-    /// and telemetry.stale of the policy, too
+    /// Time from one report to the next, from 100ms to 15s. A report counts as fresh for 5 s; from 4s on, raise telemetry.fresh,
+    /// telemetry.stale and telemetry.smoothing of the policy, too
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     interval: Duration,
 
@@ -96,8 +96,8 @@ fn interval(text: &str) -> Result<Duration, String> {
     let millis =
         format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
     match millis.0 {
-        100..=30_000 => Ok(Duration::from_millis(millis.0)),
-        _ => Err("write a duration from 100ms to 30s, such as 1s".into()),
+        100..=15_000 => Ok(Duration::from_millis(millis.0)),
+        _ => Err("write a duration from 100ms to 15s, such as 1s".into()),
     }
 }
 

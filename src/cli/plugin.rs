@@ -9,7 +9,8 @@ use std::path::Path;
 /// A hyphen of a plugin's name is an underscore in its file's, where the name shall have one.
 const NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
 /// What is left of the commands.
-const COMMANDS: [&str; 7] = ["estimate", "explain", "models", "plan", "policy", "top", "version"];
+const COMMANDS: [&str; 10] =
+    ["bundle", "estimate", "explain", "models", "plan", "policy", "replay", "top", "ui", "version"];
 
 /// Whether the process was started under the plugin's name.
 pub fn is_plugin(program: Option<&OsStr>) -> bool {

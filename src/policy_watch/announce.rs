@@ -50,23 +50,23 @@ impl Announcer {
 
     /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
-        self.refused_for(problems, "the previous policy stays in force");
+        self.refused_for(problems, &problems.headline, "the previous policy stays in force");
     }
 
     /// They were none when this process began. `acting` says what decides instead.
     pub fn refused_at_start(&self, problems: &Problems, acting: &str) {
-        self.refused_for(problems, acting);
+        self.refused_for(problems, &format!("{} ({acting})", problems.headline), acting);
     }
 
-    fn refused_for(&self, problems: &Problems, acting: &str) {
+    fn refused_for(&self, problems: &Problems, headline: &str, acting: &str) {
         self.service.policy_status.set_refused(Some(RefusedPolicy {
             since: self.service.now(),
-            headline: problems.headline.as_str().into(),
+            headline: headline.into(),
             problems: problems.whole.as_str().into(),
         }));
         self.service.metrics.policy.refused.set(1);
         let digest = self.digest();
-        error!(policy = %digest, "policy files rejected; {acting}:\n{}", problems.whole.trim_end());
+        error!(policy = %digest, "policy files rejected; {acting}\n{}", problems.whole.trim_end());
         self.tell(
             PodEventReason::PolicyRejected,
             format!("The policy files are rejected; {acting} ({digest}). {}", problems.headline),

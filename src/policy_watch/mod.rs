@@ -108,7 +108,7 @@ fn open_files(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, Pol
     let (policy, acting) = match (last_good_of(&path, last_good.as_ref()), &seen) {
         (Ok(policy), _) => (policy, "the last good policy decides".to_owned()),
         (Err(_), Err(error)) => return Err(error.clone().into()),
-        (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides, because {why}")),
+        (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides: {why}")),
     };
     let watching = Watching::from(seen);
     let refused = Some((problems, acting));

@@ -30,7 +30,8 @@ impl EngineReport {
             EngineState::Sleeping if !is_old => EngineFigures::Asleep,
             _ => EngineFigures::Silent,
         };
-        Some(EngineSample { node: node.clone(), pod: self.pod, model: self.model?, figures })
+        let (node, is_heard) = (node.clone(), age < stale);
+        Some(EngineSample { node, is_heard, pod: self.pod, model: self.model?, figures })
     }
 }
 

@@ -133,6 +133,10 @@ impl ActivityEntries {
         let Some(oldest) = self.entries.pop_front() else { return };
         if let Some(latest) = self.latest.get_mut(&oldest.what.uid) {
             latest.entries -= 1;
+            // What is shown no more is news when it comes again.
+            if latest.kind == oldest.what.kind {
+                latest.reasons.retain(|reason| *reason != oldest.what.reason);
+            }
             if latest.entries == 0 {
                 self.latest.remove(&oldest.what.uid);
             }

@@ -7,6 +7,7 @@
 //! A computation that panics is counted and logged here; whoever waits for it has an error in place of a result, and goes on.
 
 use super::niceness;
+use crate::telemetry::WorkKind;
 use prometheus::IntCounterVec;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -22,49 +23,6 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// More than there are kinds of such work. What finds none free waits for one.
 const BACKGROUND_THREADS: usize = 8;
-
-/// What a computation is for; the label in metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkKind {
-    Plan,
-    Preempt,
-    Relief,
-    PackingModel,
-    Capacity,
-    ConflictAudit,
-    DesiredReplicas,
-    Policy,
-    /// A page for operators.
-    Page,
-}
-
-impl WorkKind {
-    pub const ALL: [Self; 9] = [
-        Self::Plan,
-        Self::Preempt,
-        Self::Relief,
-        Self::PackingModel,
-        Self::Capacity,
-        Self::ConflictAudit,
-        Self::DesiredReplicas,
-        Self::Policy,
-        Self::Page,
-    ];
-
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Plan => "plan",
-            Self::Preempt => "preempt",
-            Self::Relief => "relief",
-            Self::PackingModel => "packing-model",
-            Self::Capacity => "capacity",
-            Self::ConflictAudit => "conflict-audit",
-            Self::DesiredReplicas => "desired-replicas",
-            Self::Policy => "policy",
-            Self::Page => "page",
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, Default)]
 pub enum WorkPlace {

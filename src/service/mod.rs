@@ -15,12 +15,13 @@ mod policy_status;
 mod recording_tap;
 mod refused_reads;
 
+pub use crate::telemetry::WorkKind;
 pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
 pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
-pub use heavy_work::{HeavyWork, WorkKind, WorkPlace};
+pub use heavy_work::{HeavyWork, WorkPlace};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStatus, RefusedPolicy, SharedPolicyStatus};
 pub use recording_tap::{RecordingTap, Tapped};

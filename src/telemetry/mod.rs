@@ -31,6 +31,7 @@ mod spans;
 mod start_times;
 pub mod traces;
 mod usage;
+mod work_kind;
 
 use crate::build_info;
 use family::{Families, open};
@@ -51,6 +52,7 @@ pub use requests::NO_CODE;
 pub use spans::TraceMetrics;
 pub use start_times::StartMetrics;
 pub use usage::{UsageMetrics, UsageSample};
+pub use work_kind::WorkKind;
 
 /// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.
 pub fn wants_no_colour() -> bool {

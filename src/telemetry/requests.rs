@@ -1,9 +1,9 @@
 //! Families about kube-scheduler's requests: how long they take, what is answered, and how long a pod waits for its place.
 
 use super::family::{Families, known, open};
+use super::work_kind::WorkKind;
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::verbs::shadow::ShadowOutcome;
-use crate::service::WorkKind;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 /// The scheduler's verbs, as labels.

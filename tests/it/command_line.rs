@@ -125,6 +125,47 @@ fn a_cluster_comes_from_standard_input_and_pods_that_it_cannot_use_are_named() {
 }
 
 #[test]
+fn a_flag_that_would_have_no_effect_is_refused() {
+    let (at, policy) = (["--at", "2026-07-01T12:00:00Z"], ["--policy", "policies/night-pool"]);
+    for (what, flag) in [
+        (["--server", "http://127.0.0.1:1"], at),
+        (["--server", "http://127.0.0.1:1"], policy),
+        (["--bundle", "recording"], policy),
+    ] {
+        let said = stowage(&[&["explain", "llm"][..], &what, &flag].concat());
+        let is_named = said.err.contains("cannot be used with") && said.err.contains(flag[0]);
+        assert!(said.code == 2 && is_named, "{what:?} {flag:?}: {}", said.err);
+    }
+    let said = stowage(&[&["explain", "llm"][..], &at].concat());
+    assert!(said.code == 2 && said.err.contains("--bundle"), "{}", said.err);
+}
+
+#[test]
+fn the_windows_of_a_policy_are_those_of_the_time_that_is_asked_about() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = folder.path().join("cluster.json");
+    let mut job = pod("job", "40Gi");
+    (job["metadata"]["namespace"], job["spec"]["priority"]) = (json!("jobs"), json!(-10));
+    let node = {
+        let mut node = served::node("node-a");
+        node["metadata"]["labels"] = served::gpu_labels(1);
+        node
+    };
+    std::fs::write(&cluster, json!({ "items": [node, job] }).to_string()).unwrap();
+    let cluster = cluster.to_str().unwrap();
+    let class = |at: &str| {
+        let on = ["--cluster", cluster, "--policy", "policies/night-pool", "-o", "json"];
+        let said = stowage(&[&["explain", "jobs/job", "--at", at][..], &on].concat());
+        let explained: Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}", said.err));
+        explained["class"]["name"].clone()
+    };
+    assert_eq!(
+        [class("2026-11-23T12:00:00+01:00"), class("2026-11-23T20:00:00+01:00")],
+        ["job", "night-job"]
+    );
+}
+
+#[test]
 fn no_answer_has_another_exit_code_than_an_answer_of_no() {
     let served = ServedCluster::of(&[("node-a", 1)]).with([pod("large", "100Gi")]).serve();
     let server = format!("http://{}", served.operators);
@@ -144,6 +185,9 @@ fn no_answer_has_another_exit_code_than_an_answer_of_no() {
         &["policy", "show", missing],
         &["policy", "test", missing],
         &["policy", "diff", "policies/three-teams", "policies/three-teams", "--cluster", missing],
+        &["policy", "diff", "policies/three-teams", "policies/three-teams", "--cluster", "Cargo.toml"],
+        &["replay", missing],
+        &["replay", missing, "--policy", "policies/three-teams"],
         &["explain", "large", "--sever", &server],
     ] {
         let said = stowage(no_answer);

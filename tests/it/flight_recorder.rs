@@ -144,7 +144,7 @@ fn the_picture_shows_both_policies_over_time() {
         assert!(drawn.contains(what), "{what}");
     }
     let said = stowage(&["replay", recording, "--plot", picture]);
-    assert!(said.code == 1 && said.err.contains("--policy or --packing"), "{}{}", said.out, said.err);
+    assert!(said.code == 2 && said.err.contains("--policy or --packing"), "{}{}", said.out, said.err);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() 
     assert!(said.code == 2 && said.err.contains("/nonexistent"), "{} {}{}", said.code, said.out, said.err);
     let said = stowage(&["replay", "-", "--packing", "best-fit"]);
     assert!(
-        said.code == 1 && said.err.contains("write it to a file"),
+        said.code == 2 && said.err.contains("write it to a file"),
         "{} {}{}",
         said.code,
         said.out,

@@ -5,7 +5,7 @@ use crate::process::json_dump;
 use crate::served::{args, bind_args, pod};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use syn::visit::{self, Visit};
 
 /// How Rust's own types begin when they are printed for debugging.
@@ -74,10 +74,19 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
     }
 }
 
+struct KilledInTheEnd(Child);
+
+impl Drop for KilledInTheEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn serve_goes_on_when_nobody_reads_its_log() {
     let folder = tempfile::tempdir().unwrap();
-    let mut serve = Command::new(env!("CARGO_BIN_EXE_stowage"))
+    let child = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args([
             "serve",
             "--listen",
@@ -93,7 +102,8 @@ fn serve_goes_on_when_nobody_reads_its_log() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(serve.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut serve = KilledInTheEnd(child);
+    let mut lines = BufReader::new(serve.0.stderr.take().unwrap()).lines().map_while(Result::ok);
     let scheduler =
         lines.find_map(|line| Some(line.split_once("the scheduler: http://")?.1.parse().unwrap()));
     assert!(lines.any(|line| line.contains("operators: http")), "it serves");
@@ -104,11 +114,11 @@ fn serve_goes_on_when_nobody_reads_its_log() {
     let bound = client.post("/scheduler/bind", bind_args(&llm, "node-b").to_string());
     assert_eq!(bound.json()["Error"], "", "{}", bound.text());
     drop(client);
-    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", serve.id())]).status().unwrap();
+    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", serve.0.id())]).status().unwrap();
     assert!(sent.success());
     let mut ended = None;
     crate::process::eventually("it ends", || {
-        ended = serve.try_wait().unwrap();
+        ended = serve.0.try_wait().unwrap();
         ended.is_some()
     });
     assert_eq!(ended.unwrap().code(), Some(0));

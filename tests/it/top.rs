@@ -194,7 +194,11 @@ fn kubectl_finds_it_as_a_plugin_that_has_the_commands_for_users() {
         ("top", true),
         ("models", true),
         ("policy", true),
+        ("bundle", true),
+        ("replay", true),
+        ("ui", true),
         ("serve", false),
+        ("agent", false),
         ("uninstall", false),
     ] {
         assert_eq!(help.contains(&format!("\n  {command} ")), is_there, "{command}: {help}");

@@ -17,7 +17,7 @@ use crate::policy_watch;
 use crate::scheduling::explaining::explanation::PodVerdict;
 use crate::scheduling::explaining::{Explanation, ShownNodes};
 use crate::telemetry::wants_no_colour;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use render::Paint;
 use std::io::{IsTerminal, Write};
@@ -80,6 +80,9 @@ impl ExplainArgs {
     async fn answered(self) -> Result<ExitCode> {
         let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
         standard_input::once(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
+        if self.at.is_some() && self.bundle.is_none() && self.policy.is_none() {
+            bail!("--at is the time for the windows of --policy: name one, or leave --at out");
+        }
         let (pod, options) = (self.pod.key()?, self.options()?);
         if let Some(recording) = &self.bundle {
             return self.print(&recorded::explained(recording, self.at, &pod, &options)?);

@@ -3,6 +3,7 @@
 #[cfg(feature = "lab")]
 use super::picture;
 use super::source::{RecordedFile, Source};
+use crate::cli::NO_ANSWER;
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
 #[cfg(feature = "lab")]
@@ -21,8 +22,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The exit code for a recording that cannot be read, as without another policy.
-const UNREADABLE: u8 = 2;
 /// Pods of which the text shows where they went; `-o json` has all.
 const SHOWN: usize = 10;
 
@@ -86,7 +85,7 @@ impl UnderArgs {
             Ok(compared) => compared,
             Err(error) => {
                 eprintln!("error: {error:#}");
-                return Ok(ExitCode::from(UNREADABLE));
+                return Ok(ExitCode::from(NO_ANSWER));
             }
         };
         #[cfg(feature = "lab")]

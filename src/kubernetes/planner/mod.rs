@@ -21,6 +21,7 @@
 //! one stopped. The planner writes through the port and knows no client.
 
 mod ended_reservations;
+mod failing_pods;
 mod gates;
 mod loans;
 mod orphaned_members;
@@ -45,6 +46,7 @@ use crate::scheduling::planning::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::Moment;
+use failing_pods::FailingPods;
 use loans::EndingLoans;
 use orphaned_members::OrphanedMember;
 use relief::PressureLook;
@@ -63,8 +65,10 @@ pub struct Planner {
     /// Progress of each reservation, beyond what the ledger has.
     progress_of: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
-    /// The pods that it was given.
-    in_run: Vec<(PodUid, PodKey)>,
+    failing_pods: FailingPods,
+    /// Planning fails on the pod of this name.
+    #[cfg(test)]
+    poison: Option<&'static str>,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     /// Pods that show a reservation that has ended, and when that is written again.
     showing_ended: BTreeMap<PodUid, RetryState>,
@@ -91,7 +95,9 @@ impl Planner {
         Self {
             writes: Writes::new(service.clone(), control_plane.clone()),
             run: PlanningRun::new(service.heavy_work.clone()),
-            in_run: Vec::new(),
+            failing_pods: FailingPods::default(),
+            #[cfg(test)]
+            poison: None,
             service,
             control_plane,
             progress_of: BTreeMap::new(),
@@ -140,6 +146,7 @@ impl Planner {
         self.loans = EndingLoans::default();
         self.overusing.clear();
         self.run.give_up();
+        self.failing_pods = FailingPods::default();
         self.writes.forget_what_is_to_come();
         (self.pressure, self.pressure_look) = Default::default();
     }

@@ -4,10 +4,8 @@
 //! run began; the caller checks each step again before it takes effect. A run whose plan is not needed any more is stopped: the
 //! process does not end before its threads do.
 //!
-//! A run that panics has no plan, and would panic again: the next one gets half as many pods, down to the one on which planning
-//! fails, which then waits as one without a place does. So a pod that Stowage cannot plan keeps no other from being planned.
+//! A run that panics has no plan: [`super::failing_pods`] says what becomes of its pods.
 
-use super::start_run::PODS_PER_RUN;
 use crate::scheduling::planning::Plan;
 use crate::service::{HeavyWork, WorkKind};
 use crate::units::{Millis, Moment};
@@ -24,8 +22,6 @@ const LONGEST_REST: Millis = Millis::seconds(1);
 #[derive(Debug)]
 pub struct PlanningRun {
     work: HeavyWork,
-    /// How many pods of each kind the next run gets.
-    limit: usize,
     task: Option<JoinHandle<Plan>>,
     begun: PlanBasis,
     is_void: bool,
@@ -54,23 +50,14 @@ pub enum RunEnd {
     Planned(FinishedPlan),
     /// It was stopped.
     Stopped,
-    /// It panicked. `is_smallest`: it had as few pods as there can be.
-    Failed {
-        began: PlanBasis,
-        is_smallest: bool,
-    },
+    /// It panicked.
+    Failed,
 }
 
 impl PlanningRun {
     pub fn new(work: HeavyWork) -> Self {
         let (begun, rests_until) = (PlanBasis::default(), Moment::default());
-        let (limit, stop) = (PODS_PER_RUN, Arc::default());
-        Self { work, limit, task: None, begun, is_void: false, stop, rests_until }
-    }
-
-    /// Maximum pods of each kind, gated and rejected, in the next run.
-    pub fn limit(&self) -> usize {
-        self.limit
+        Self { work, task: None, begun, is_void: false, stop: Arc::default(), rests_until }
     }
 
     pub fn may_begin(&self, now: Moment) -> bool {
@@ -98,25 +85,17 @@ impl PlanningRun {
         let Some(task) = &mut self.task else { return std::future::pending().await };
         let done = task.await;
         self.task = None;
-        let began = self.begun;
         match done {
-            Ok(_) if self.is_void => RunEnd::Stopped,
-            Ok(plan) => {
-                self.limit = (2 * self.limit).min(PODS_PER_RUN);
-                RunEnd::Planned(FinishedPlan { plan, began })
-            }
-            Err(_) => {
-                let is_smallest = self.limit == 1;
-                self.limit = (self.limit / 2).max(1);
-                RunEnd::Failed { began, is_smallest }
-            }
+            _ if self.is_void => RunEnd::Stopped,
+            Ok(plan) => RunEnd::Planned(FinishedPlan { plan, began: self.begun }),
+            Err(_) => RunEnd::Failed,
         }
     }
 
     /// Records that it ended now. Returns how long it took.
     pub fn rest(&mut self, ended: &RunEnd, now: Moment) -> Millis {
         let took = now.since(self.begun.at);
-        if matches!(ended, RunEnd::Failed { .. }) {
+        if matches!(ended, RunEnd::Failed) {
             self.rests_until = now + LONGEST_REST;
         } else if took > SHORT {
             self.rests_until = now + took.min(LONGEST_REST);
@@ -141,7 +120,6 @@ mod tests {
     use super::*;
     use crate::service::WorkPlace;
     use crate::telemetry::Metrics;
-    use std::collections::VecDeque;
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -203,31 +181,16 @@ mod tests {
         assert!(matches!(run.end().await, RunEnd::Planned(_)));
     }
 
-    /// Pods are handed out in turn, as the ledger does it.
     #[tokio::test]
-    async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
-        let (mut run, mut now) = (idle(), Moment(1_000_000));
-        let mut waiting: VecDeque<usize> = (0..100).collect();
-        let (mut planned, mut failed) = (0, Vec::new());
-        for _ in 0..200 {
-            assert!(run.may_begin(now));
-            let pods: Vec<usize> = waiting.drain(..run.limit().min(waiting.len())).collect();
-            let given = pods.clone();
-            run.begin(PlanBasis { at: now, generation: 1 }, move |_| {
-                assert!(!given.contains(&42), "planted");
-                Plan::default()
-            });
-            let ended = run.end().await;
-            run.rest(&ended, now);
-            match &ended {
-                RunEnd::Planned(_) => planned += pods.len(),
-                RunEnd::Failed { is_smallest: true, .. } => failed.extend(pods),
-                _ => waiting.extend(pods),
-            }
-            assert_eq!(run.may_begin(now), matches!(ended, RunEnd::Planned(_)), "it rests after a failure");
-            now = now + LONGEST_REST;
-        }
-        assert_eq!((planned, failed), (99, vec![42]));
-        assert_eq!(run.limit(), PODS_PER_RUN, "all is well again");
+    async fn a_run_that_panics_has_failed_and_is_followed_by_a_pause_unless_it_was_stopped() {
+        let (mut run, at) = (idle(), Moment(1_000_000));
+        run.begin(PlanBasis { at, generation: 1 }, |_| panic!("planted"));
+        let ended = run.end().await;
+        assert!(matches!(ended, RunEnd::Failed));
+        run.rest(&ended, at);
+        assert!(!run.may_begin(at + Millis(999)) && run.may_begin(at + LONGEST_REST));
+        run.begin(PlanBasis { at, generation: 1 }, |_| panic!("planted"));
+        run.give_up();
+        assert!(matches!(run.end().await, RunEnd::Stopped));
     }
 }

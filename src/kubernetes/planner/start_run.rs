@@ -2,6 +2,7 @@
 //! is written.
 
 use super::Planner;
+use super::failing_pods::ChosenPods;
 use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis, RunEnd};
 use super::write::{PlannerWrite, StatusPurpose};
@@ -34,7 +35,7 @@ impl Planner {
             return;
         }
         let mut ledger = self.service.cluster();
-        let mut pending = ledger.apply(TakePending { limit: self.run.limit() });
+        let mut pending = ledger.apply(TakePending { limit: PODS_PER_RUN });
         if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.apply(PutBack(
@@ -46,12 +47,25 @@ impl Planner {
         if pending.is_empty() {
             return;
         }
-        self.in_run = pending.iter().map(|pod| (pod.uid.clone(), pod.key.clone())).collect();
-        let mut scratch = ledger.scratch();
+        let ChosenPods { to_plan: pending, put_back, failing } = self.failing_pods.choose(pending, now);
+        if !put_back.is_empty() {
+            ledger.apply(PutBack(put_back));
+        }
         let began = PlanBasis { at: now, generation: ledger.generation() };
+        let mut scratch = ledger.scratch();
         drop(ledger);
+        for PendingPod { uid, key, .. } in failing {
+            self.wait(uid, key, WaitReason::PlanningFailed, began, now);
+        }
+        if pending.is_empty() {
+            return;
+        }
         let service = self.service.clone();
+        #[cfg(test)]
+        let poison = self.poison;
         self.run.begin(began, move |is_stopped| {
+            #[cfg(test)]
+            assert!(!pending.iter().any(|pod| Some(&*pod.key.name) == poison), "planted");
             let kube_filters = service.cluster().kube_filters().snapshot();
             let steps = steps_of_run(scratch.snapshot().nodes().len());
             let bounds = PlanBounds { free: steps, evictions: steps, places: PLACED_AT_ONCE, is_stopped };
@@ -64,13 +78,13 @@ impl Planner {
         let mode = self.service.cluster().policy().mode;
         let took = self.run.rest(&ended, now);
         self.count_run(took, &ended);
-        let in_run = std::mem::take(&mut self.in_run);
         let FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began } = match ended {
-            RunEnd::Planned(planned) => planned,
-            RunEnd::Stopped => return,
-            RunEnd::Failed { began, is_smallest } => {
-                return self.note_failed_run(in_run, began, is_smallest, now);
+            RunEnd::Planned(planned) => {
+                self.failing_pods.run_ended();
+                planned
             }
+            RunEnd::Stopped => return,
+            RunEnd::Failed => return self.note_failed_run(now),
         };
         let mut ledger = self.service.cluster();
         ledger.apply(PutBack(left_over.clone()));
@@ -89,22 +103,14 @@ impl Planner {
         self.forget_told_reasons();
     }
 
-    /// A smaller run looks at these pods again. One on which planning fails by itself waits as if there were no place for it.
-    fn note_failed_run(
-        &mut self,
-        in_run: Vec<(PodUid, PodKey)>,
-        began: PlanBasis,
-        is_smallest: bool,
-        now: Moment,
-    ) {
-        if !is_smallest {
-            let in_run = in_run.into_iter().map(|(uid, _)| uid).collect();
-            return self.service.cluster().apply(PutBack(in_run));
+    fn note_failed_run(&mut self, now: Moment) {
+        let (pods, is_found) = self.failing_pods.run_failed(now);
+        let mut ledger = self.service.cluster();
+        if is_found && let Some(pod_state) = pods.first().and_then(|uid| ledger.pod_state(uid)) {
+            error!(pod = %pod_state.key, "{}", WaitReason::PlanningFailed);
         }
-        for (uid, key) in in_run {
-            error!(pod = %key, "{}", WaitReason::PlanningFailed.describe());
-            self.wait(uid, key, WaitReason::PlanningFailed, began, now);
-        }
+        ledger.apply(PutBack(pods));
+        self.failing_pods.retain(|uid| ledger.pod_state(uid).is_some());
     }
 
     fn count_run(&self, took: Millis, ended: &RunEnd) {
@@ -112,7 +118,7 @@ impl Planner {
         metrics.run_seconds.observe(took.0 as f64 / 1e3);
         let (outcome, left_over) = match ended {
             RunEnd::Stopped => ("cancelled", 0),
-            RunEnd::Failed { .. } => ("failed", 0),
+            RunEnd::Failed => ("failed", 0),
             RunEnd::Planned(planned) => match planned.plan.left_over.len() {
                 0 => ("complete", 0),
                 left_over => ("limited", left_over),

@@ -16,8 +16,8 @@ use tokio::task::{Id, JoinSet};
 
 /// Limit for all pods together: enough to keep an API server busy, and few beside its other load.
 const AT_ONCE: usize = 32;
-/// Of those, writes that can wait: an eviction or a nomination finds a place beside any number of explanations.
-const CAN_WAIT_AT_ONCE: usize = 8;
+/// Of those, writes that can wait: an eviction or a nomination finds a place beside any number of explanations of other pods.
+const CAN_WAIT_AT_ONCE: usize = 24;
 /// Limit of writes in progress and queued. Beyond it only writes that a reservation needs are added: a pending pod's condition
 /// can wait.
 const MANY: usize = 1024;
@@ -31,7 +31,7 @@ pub struct Writes {
     /// The writes behind a pod's write in progress. They have not begun.
     next: BTreeMap<PodUid, VecDeque<PlannerWrite>>,
     places: Arc<Semaphore>,
-    /// Had before a place by a write that can wait.
+    /// Limits the writes that can wait: each takes one of these first, then a place.
     waiting: Arc<Semaphore>,
 }
 
@@ -189,7 +189,7 @@ mod tests {
         }
         let written = recorder.written();
         let place = written.iter().position(|write| write.starts_with("urgent")).unwrap();
-        assert!(written.len() == 201 && place <= CAN_WAIT_AT_ONCE, "it is number {place}");
+        assert!(written.len() == 201 && place <= 2 * CAN_WAIT_AT_ONCE, "it is number {place}");
     }
 
     #[tokio::test]

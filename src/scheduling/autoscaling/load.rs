@@ -27,6 +27,8 @@ impl Permille {
 pub struct EngineSample {
     /// Whose agent reported it.
     pub node: NodeName,
+    /// The agent's report is not stale, however old this engine's figures are.
+    pub is_heard: bool,
     pub pod: PodUid,
     pub model: ModelId,
     pub figures: EngineFigures,

@@ -77,7 +77,7 @@ fn is_believed(ledger: &Ledger, engine: &EngineSample) -> bool {
         Some(pod_state) => pod_state.node() == Some(&engine.node) && !is_leaving(pod_state),
         None => {
             let is_dra = ledger.node(&engine.node).is_some_and(|node| node.kind == NodeKind::Dra);
-            is_dra && engine.figures != EngineFigures::Silent
+            is_dra && engine.is_heard
         }
     }
 }

@@ -23,7 +23,13 @@ fn bound(cluster: &mut LedgerCluster, pod: &str) {
 }
 
 fn sample(pod: &str, figures: EngineFigures) -> EngineSample {
-    EngineSample { node: node("a"), pod: uid(pod), model: ModelId::parse("m").unwrap(), figures }
+    EngineSample {
+        node: node("a"),
+        is_heard: true,
+        pod: uid(pod),
+        model: ModelId::parse("m").unwrap(),
+        figures,
+    }
 }
 
 fn busy(share: f64) -> EngineFigures {
@@ -107,7 +113,13 @@ fn engines_of_pods_with_resource_claims_count_while_their_agent_is_heard() {
     let slice = DeviceSlice { driver, pool, scope, generation: 1, slices_of_pool: 1, devices };
     cluster.apply(SliceObserved { name: "a".into(), slice });
     assert_eq!(load_of(&cluster, &[sample("claims", busy(0.5))]).replicas(), 1);
-    assert_eq!(load_of(&cluster, &[sample("claims", EngineFigures::Silent)]).replicas(), 0);
+    let silent = sample("claims", EngineFigures::Silent);
+    assert_eq!(
+        load_of(&cluster, std::slice::from_ref(&silent)).replicas(),
+        1,
+        "its page does not answer under load"
+    );
+    assert_eq!(load_of(&cluster, &[EngineSample { is_heard: false, ..silent }]).replicas(), 0);
 }
 
 #[test]

@@ -60,7 +60,8 @@ pub enum SchedulingGate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
     pub at: Moment,
-    /// How often in a row, with this one.
+    /// How often in a row, with this one. Recordings call it something else.
+    #[serde(rename = "unanswered_wakes")]
     pub times: u32,
     /// The ledger's generation then: as long as nothing changes, the result is the same.
     pub generation: u64,
@@ -73,7 +74,8 @@ pub struct FilterRefusal {
     pub at: Moment,
     /// The nodes it asked about; `None` if they are not known.
     pub asked: Option<Arc<NodeSet>>,
-    /// How often it was woken since it last asked.
+    /// How often it was woken since it last asked. Recordings call it something else.
+    #[serde(rename = "unanswered")]
     pub woken: u32,
 }
 

@@ -120,7 +120,7 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
         (1, &["--once", "--node", "a b"], &["--node", "\"a b\""]),
         (1, &["--once", "--kubeconfig", nowhere], &["--kubeconfig", nowhere, "No such file"]),
         (2, &["--interval", "5"], &["--interval", "`5s`"]),
-        (2, &["--interval", "31s"], &["--interval", "from 100ms to 30s"]),
+        (2, &["--interval", "16s"], &["--interval", "from 100ms to 15s"]),
         (2, &["--gpu-memory", "much"], &["--gpu-memory", "much"]),
         (2, &["--json"], &["--once"]),
         (2, &["--once", "--json", "--print"], &["--json", "--print"]),

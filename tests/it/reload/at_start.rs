@@ -54,7 +54,11 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("policy.yaml"), "scorring: {shortlist: 8}\n").unwrap();
     let running = start(&folder, &[]);
-    running.line_with("policy files rejected");
+    let line = running.line_with("policy files rejected");
+    assert!(
+        line.contains("the built-in policy decides: no --policy-cache"),
+        "there is no previous one: {line}"
+    );
     // With its diagnostics, each with its place.
     running.line_with("scorring");
     let mut client = Client::connect(running.operators);

@@ -74,3 +74,58 @@ async fn no_more_gated_pods_are_placed_than_the_scheduler_can_bind() {
     }
     assert!(!bench.tick().await.is_empty(), "it goes on when they are bound, or gone");
 }
+
+#[tokio::test]
+async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
+    for priority in [1000, 0, -10] {
+        let mut bench = PlannerFixture::new(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]);
+        bench.planner.poison = Some("poison");
+        bench.show(gated("poison", 1, priority));
+        (0..10).for_each(|n| bench.show(gated(&format!("pod-{n:02}"), 1, 0)));
+        let mut written = Vec::new();
+        for _ in 0..20 {
+            written.extend(bench.tick().await);
+            bench.pass(1);
+        }
+        let lifted: BTreeSet<&String> = written.iter().filter(|write| write.ends_with(": lift")).collect();
+        assert_eq!(lifted.len(), 10, "priority {priority}: {written:?}");
+        let failed = || bench.service.metrics.panics.with_label_values(&["plan"]).get();
+        assert!((2..=6).contains(&failed()), "it is found by halves: {}", failed());
+        let before = failed();
+        bench.show(gated("late", 1, -10));
+        let late = bench.tick().await;
+        assert!(late.contains(&"late: lift".to_owned()), "{late:?}");
+        // It waits as a pod without a place does, and no longer than one.
+        let mut poisons: Vec<String> = Vec::new();
+        for _ in 0..15 {
+            bench.pass(1);
+            poisons.extend(bench.tick().await);
+        }
+        poisons.retain(|write| write.starts_with("poison: "));
+        assert!(poisons.iter().any(|write| write.contains("lift")), "{poisons:?}");
+        assert_eq!(bench.service.metrics.panics.with_label_values(&["plan"]).get(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_on_which_planning_failed_is_tried_again_alone() {
+    let mut bench = PlannerFixture::new(&["a"]);
+    bench.planner.poison = Some("poison");
+    for name in ["poison", "other"] {
+        bench.refuse(waiting(name, 1, 0));
+    }
+    let mut written = Vec::new();
+    for _ in 0..10 {
+        bench.pass(1);
+        written.extend(bench.tick_unseen().await);
+    }
+    assert!(written.iter().any(|write| write.starts_with("other: nominate a")), "{written:?}");
+    assert!(!written.iter().any(|write| write.starts_with("poison")), "{written:?}");
+    bench.planner.poison = None;
+    written.clear();
+    for _ in 0..30 {
+        bench.pass(10);
+        written.extend(bench.tick_unseen().await);
+    }
+    assert!(written.iter().any(|write| write.starts_with("poison: nominate a")), "{written:?}");
+}

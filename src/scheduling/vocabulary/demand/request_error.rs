@@ -16,8 +16,6 @@ pub enum RequestError {
         "stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out"
     )]
     ZeroVram,
-    #[error("stowage.dev/vram is {} bytes, less than any process takes; write the unit, too, such as 40Gi", .vram.0)]
-    TooLittleVram { vram: Bytes },
     #[error("{what} is {text:?}: {error}")]
     Quantity { what: &'static str, text: String, error: QuantityError },
     #[error("the pod asks for stowage.dev/vram and for nvidia.com/*; ask for one of them")]
@@ -44,7 +42,6 @@ impl RequestError {
         match self {
             Self::NoVram => "no-vram",
             Self::ZeroVram => "zero-vram",
-            Self::TooLittleVram { .. } => "too-little-vram",
             Self::Quantity { .. } => "bad-quantity",
             Self::BothWays => "both-ways",
             Self::ZeroDevices => "zero-devices",
@@ -62,7 +59,6 @@ impl RequestError {
         match self {
             Self::NoVram => "pod asks for no stowage.dev/vram",
             Self::ZeroVram => "pod asks for zero stowage.dev/vram",
-            Self::TooLittleVram { .. } => "pod asks for less than 1 MiB of stowage.dev/vram",
             Self::Quantity { .. } => "pod has a quantity that cannot be read",
             Self::BothWays => "pod asks for stowage.dev/vram and for nvidia.com/*",
             Self::ZeroDevices => "pod asks for zero nvidia.com/*",

@@ -56,7 +56,6 @@ impl RequestedGpus {
         let vram = match vram_of(pod.containers) {
             Ok(vram) => vram,
             Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
-            Err(RequestError::TooLittleVram { vram }) => vram,
             Err(_) => Bytes(u64::MAX),
         };
         Self { ask, vram, gpus, sharing, kv_cache: None }
@@ -119,19 +118,12 @@ pub(super) fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[Arc<str>]> {
     containers.iter().filter(|c| c.vram.is_some()).map(|c| c.name.into()).collect()
 }
 
-/// A pod that asks for less has left out the unit: a process takes some hundred times as much before it does anything.
-const LEAST_VRAM: Bytes = Bytes(1 << 20);
-
 fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
     if containers.iter().all(|c| c.vram.is_none()) {
         return Err(RequestError::NoVram);
     }
     let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
-    match vram {
-        Bytes::ZERO => Err(RequestError::ZeroVram),
-        vram if vram < LEAST_VRAM => Err(RequestError::TooLittleVram { vram }),
-        vram => Ok(vram),
-    }
+    if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
 }
 
 pub(super) fn host_resources_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
