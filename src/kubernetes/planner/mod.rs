@@ -3,7 +3,7 @@
 //! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbours of
 //! engines under pressure ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of
 //! a group that stays
-//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]).
+//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`](crate::kubernetes::retry)).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
 //! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`mod@write`]); those of
