@@ -4,7 +4,7 @@
 //! these. A simulation has one thread: there a computation is one more task of it, and takes as much simulated time as the
 //! simulation says, so that it ends at the same place of the same history each time.
 //!
-//! A computation that panics is counted and logged here; whoever waits for it has an error in place of a result, and goes on.
+//! A computation that panics is counted and logged here, and its caller gets an error in place of a result.
 
 use super::niceness;
 use crate::telemetry::WorkKind;
