@@ -360,11 +360,15 @@ impl WatchFeed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::PodUid;
     use crate::kubernetes::testing::Recorder;
-    use crate::scheduling::policy::Policy;
+    use crate::scheduling::policy::{Consolidation, Policy};
     use crate::service::Tenure;
+    use crate::units::Millis;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::core::Status;
+    use serde_json::json;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn lists_from_before_this_replica_leads_do_not_make_it_act() {
@@ -451,6 +455,73 @@ mod tests {
         }
         task.abort();
         assert_eq!(feed.service.contact.silence(feed.service.now()), None);
+    }
+
+    /// A policy that moves pods asks for more of bound pods than one that does not, and most of them never change.
+    #[tokio::test]
+    async fn pods_are_listed_anew_when_a_policy_begins_to_move_them() {
+        let lists = Arc::new(AtomicU32::new(0));
+        let (listed, uid) = (lists.clone(), PodUid::parse("a").unwrap());
+        let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [bound_pod("a")]}).to_string();
+            let listed = listed.clone();
+            async move {
+                if is_watch {
+                    std::future::pending::<()>().await;
+                }
+                listed.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(pods.into_bytes())))
+            }
+        });
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed {
+            service: service.clone(),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let watching = tokio::spawn(pods(Client::new(server, "default"), feed));
+        until(|| service.cluster().pod_state(&uid).is_some()).await;
+        let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
+        assert!(!successor_is_known());
+
+        let moving = || {
+            let mut policy = Policy::default();
+            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(600) });
+            policy
+        };
+        service.set_policy(moving());
+        until(successor_is_known).await;
+        service.set_policy(moving());
+        service.set_policy(Policy::default());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(lists.load(Ordering::Relaxed), 2, "nothing more is needed then");
+        service.set_policy(moving());
+        until(|| lists.load(Ordering::Relaxed) == 3).await;
+        watching.abort();
+    }
+
+    fn bound_pod(uid: &str) -> serde_json::Value {
+        json!({
+            "metadata": {
+                "name": uid, "namespace": "chat", "uid": uid, "resourceVersion": "1",
+                "annotations": { "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": (1u64 << 30).to_string() },
+            },
+            "spec": {
+                "nodeName": "n1",
+                "containers": [{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }],
+            },
+            "status": { "phase": "Running" },
+        })
+    }
+
+    async fn until(holds: impl Fn() -> bool) {
+        let holds = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), holds).await.expect("it holds in the end");
     }
 
     fn refusal(code: u16) -> kube::Error {
