@@ -92,3 +92,28 @@ impl Write for Chunks {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::Policy;
+    use http_body_util::BodyExt;
+
+    #[tokio::test]
+    async fn a_page_that_fails_half_way_does_not_end_like_a_whole_one() {
+        let service = Service::new(Policy::default());
+        let limits = PageLimits::default();
+        let failures: [fn() -> io::Result<()>; 2] = [|| Err(ErrorKind::Other.into()), || panic!("planted")];
+        for fails in failures {
+            let slot = turn(&limits.large).await.expect("it is free again");
+            let page = streamed(&service, slot, "text/plain", move |out| {
+                out.write_all(b"the first half")?;
+                fails()
+            });
+            assert!(page.into_body().collect().await.is_err());
+        }
+        let slot = turn(&limits.large).await.expect("it is free again");
+        let page = streamed(&service, slot, "text/plain", |out| out.write_all(b"all of it"));
+        assert_eq!(page.into_body().collect().await.unwrap().to_bytes(), "all of it");
+    }
+}

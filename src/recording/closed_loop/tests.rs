@@ -3,23 +3,29 @@
 use super::comparison::{Comparison, PolicyComparison};
 use super::demand::RecordedDemand;
 use super::policies::LoopPolicy;
-use crate::ids::PodUid;
+use crate::ids::{NodeName, OwnerUid, PodUid};
 use crate::recording::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
 use crate::recording::read::Part;
+use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::policy::{PackingPolicy, Policy};
+use crate::scheduling::policy::{Consolidation, PackingPolicy, Policy};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
 use crate::scheduling::verbs::Input;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
 use crate::scheduling::verbs::filter::{FilterAsked, filter, offered, refused};
-use crate::scheduling::verbs::observe::{NodeDeleted, PodDeleted, PodObserved};
+use crate::scheduling::verbs::observe::{
+    FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
+};
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
 use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::units::{Bytes, Millis, Moment, Percent};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::units::{Bytes, MilliCpu, Millis, Moment, Percent};
+use std::sync::Arc;
 
 /// A Stowage that records: what is done to it is what the recording says.
 struct Recorded {
@@ -32,10 +38,26 @@ fn gib(gib: u64) -> Demand {
     demand_of(Bytes::gib(gib).0, 1, Sharing::Shared, 0)
 }
 
+/// What a pod takes of its node beside GPUs.
+fn nothing_of(node: NodeName) -> NodeFootprint {
+    let Requirements { amounts, ports, repels, .. } = Requirements::default();
+    NodeFootprint { node, amounts, ports, repels, volumes: 0, claims_devices: false }
+}
+
 impl Recorded {
     /// Two nodes, `a` with one GPU and `b` with two, each of which has 72 GiB for pods.
     fn new() -> Self {
-        let cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 2)]);
+        let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 2)]);
+        for name in ["a", "b"] {
+            let allocatable =
+                Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
+            let (labels, taints) = (Arc::default(), Arc::new([]));
+            let machine = FilterNode { name: node(name), labels, taints, allocatable, pods: 110 };
+            cluster.apply(NodeObserved {
+                machine: Some(machine),
+                ..NodeObserved::new(node(name), NodeKind::Stowage)
+            });
+        }
         let header = SegmentHeader { stowage: "0".into(), wall_ms: 1_700_000_000_000, began: cluster.now() };
         let checkpoint = Checkpoint { next: 0, after: Gap::Start, state: cluster.export() };
         let parts = vec![Part::Segment(header), Part::Entry(Entry::Checkpoint(Box::new(checkpoint)))];
@@ -54,14 +76,19 @@ impl Recorded {
         self.parts.push(Part::Entry(Entry::Clock(now)));
     }
 
-    /// The pod comes, and is bound at once if a node takes it.
+    /// The pod comes, and is bound at once if a node takes it. A controller makes it again if it is evicted.
     fn come(&mut self, name: &str, demand: Demand) -> Option<String> {
+        let owner = Some(OwnerUid::parse("batch").unwrap());
+        let disruption_info = DisruptionInfo { owner, ..DisruptionInfo::default() };
+        let wants = FilterPodObserved { uid: uid(name), pod: FilterPod::Waiting(Requirements::default()) };
+        self.note(wants.clone());
+        self.cluster.apply(wants);
         let shown = PodObserved(PodObservation {
             uid: uid(name),
             key: key(name),
             demand: demand.clone(),
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
-            observed: None,
+            observed: Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() }),
         });
         self.note(shown.clone());
         self.cluster.apply(shown);
@@ -100,6 +127,11 @@ impl Recorded {
         };
         self.note(written.clone());
         self.cluster.apply(written);
+        let footprint = nothing_of(at.clone());
+        let pod = FilterPod::Bound { footprint, successor: None };
+        let bound = FilterPodObserved { uid: uid(name), pod };
+        self.note(bound.clone());
+        self.cluster.apply(bound);
         Some(at.to_string())
     }
 
@@ -169,6 +201,27 @@ fn a_policy_under_which_pods_do_not_fit_leaves_them_waiting() {
     assert_eq!(compared.other.waiting_at_the_end, 3);
     assert_eq!(compared.other.waits.longest, Millis::seconds(30), "until the end");
     assert!(compared.pods.iter().all(|pod| pod.differs() && pod.other.node.is_none()));
+}
+
+/// Nothing asked for what moved pods require of their nodes when it was recorded; they required it when they came.
+#[test]
+fn a_policy_that_moves_pods_moves_those_of_a_recording_of_one_that_does_not() {
+    let mut recorded = Recorded::new();
+    let job = |gib: u64| demand_of(Bytes::gib(gib).0, 1, Sharing::Shared, -10);
+    for (name, gib) in [("ends", 50), ("beside", 22), ("y", 50), ("z", 50)] {
+        assert!(recorded.come(name, job(gib)).is_some(), "{name}");
+        recorded.pass(Millis::seconds(1));
+    }
+    recorded.end("ends");
+    let polite = Demand { may_preempt: false, ..demand_of(Bytes::gib(60).0, 1, Sharing::Shared, 100) };
+    assert_eq!(recorded.come("polite", polite), None);
+    recorded.pass(Millis::seconds(60));
+
+    let mut given = Policy::default();
+    given.planning.consolidation = Some(Consolidation { gain: Millis::seconds(36_000) });
+    let compared = recorded.under(LoopPolicy { given: Some(given), packing: None });
+    assert_eq!((compared.recorded.waiting_at_the_end, compared.recorded.evictions), (1, 0));
+    assert_eq!((compared.other.waiting_at_the_end, compared.other.evictions), (0, 1), "{compared:#?}");
 }
 
 #[test]
