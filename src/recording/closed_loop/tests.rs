@@ -41,7 +41,7 @@ fn gib(gib: u64) -> Demand {
 /// What a pod takes of its node beside GPUs.
 fn nothing_of(node: NodeName) -> NodeFootprint {
     let Requirements { amounts, ports, repels, .. } = Requirements::default();
-    NodeFootprint { node, amounts, ports, repels, volumes: 0, claims_devices: false }
+    NodeFootprint { node, amounts, ports: ports.into(), repels, volumes: 0, claims_devices: false }
 }
 
 impl Recorded {
