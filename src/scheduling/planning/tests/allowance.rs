@@ -125,3 +125,28 @@ fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     );
     assert_eq!(plan.left_over, ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid));
 }
+
+#[test]
+fn pods_like_one_that_has_a_place_get_theirs_after_the_step_budget_is_spent() {
+    let mut cluster = LedgerCluster::by(Policy::default(), &[("n", 8)]);
+    // One of low priority that has waited for long, and its like behind all others.
+    cluster.gated("low-0", shared(40, 0));
+    for n in 0..6 {
+        cluster.gated(&format!("pod-{n}"), shared(40 + n % 2, 100));
+    }
+    cluster.gated("low-1", shared(40, 0));
+    let (mut pending, roomy) = (cluster.pending(64), roomy(&cluster));
+    pending.sort_by_key(|pod| (pod.key.name != "low-0", -pod.demand.priority));
+    let planned = |bounds: PlanBounds<'_>| {
+        let plan = plan_within(Ledger::clone(&cluster), &roomy, &pending, bounds);
+        let placed: Vec<String> = plan.steps.into_iter().map(describe).collect();
+        (placed, plan.left_over)
+    };
+    // The first look at each kind costs a step for the node.
+    let bounds = PlanBounds { free: 200, evictions: 200, ..PlanBounds::NONE };
+    let (placed, left_over) = planned(bounds);
+    assert_eq!(placed, ["low-0 on n", "pod-0 on n", "pod-2 on n", "pod-4 on n"]);
+    assert_eq!(left_over, ["pod-1", "pod-3", "pod-5", "low-1"].map(uid), "the last has a lower priority");
+    let (placed, left_over) = planned(PlanBounds { places: 3, ..bounds });
+    assert_eq!((placed.len(), left_over.len()), (3, 5), "no more than so many at once");
+}
