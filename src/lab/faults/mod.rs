@@ -23,6 +23,7 @@ mod fates;
 pub mod fault;
 mod machines;
 mod oracle;
+mod panics;
 pub mod planted;
 mod schedulers;
 pub mod shrink;
@@ -83,6 +84,7 @@ pub struct HistoryRun {
 pub fn play(history: &History) -> HistoryRun {
     // Backoffs of the Kubernetes client draw from it.
     fastrand::seed(history.seed);
+    panics::begin();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -20,6 +20,7 @@ use super::fates::{Fates, between};
 use super::fault::FaultKind;
 use super::machines::Machines;
 use super::oracle::name;
+use super::panics;
 use super::planted::PlantedBug;
 use super::schedulers::Schedulers;
 use super::tally::FaultTally;
@@ -294,15 +295,23 @@ impl FaultyCluster {
         let pods = self.api.list("pods").into_iter();
         self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
         self.control_budget();
-        self.count_tasks();
+        self.judge_processes();
         self.report();
         self.look();
         // Not before: what is deleted has been seen.
         self.collect_pods();
     }
 
-    /// Whatever happens, a replica has few things to do at once.
-    fn count_tasks(&mut self) {
+    /// Whatever happens, nothing panics, a replica's tasks go on until it is told to stop, and it has few things to do at once.
+    fn judge_processes(&mut self) {
+        if let Some(panic) = panics::take() {
+            self.break_with(format!("a panic at {panic}"));
+        }
+        let ended =
+            |replica: &mut RunningReplica| replica.tasks.try_join_next().map(|_| replica.client.clone());
+        if let Some(client) = self.replicas.iter_mut().flatten().find_map(ended) {
+            self.break_with(format!("a task of {client} ended, and nobody told it to"));
+        }
         let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
         self.tally.most_tasks = self.tally.most_tasks.max(tasks);
         if tasks > MOST_TASKS {

@@ -5,7 +5,7 @@ use crate::extender::Extender;
 use crate::extender::request::RequestLimits;
 use crate::extender::server::{agents_router, scheduler_router};
 use crate::kubernetes::{self, ClusterOptions, LeadWith, LeaseName};
-use crate::scheduling::policy::{ConflictRule, WhenIncomplete};
+use crate::scheduling::policy::{ConflictRule, Consolidation, WhenIncomplete};
 use crate::service::WorkPlace;
 use crate::units::Millis;
 
@@ -131,7 +131,11 @@ pub fn policy(number: usize, features: WorldFeatures) -> Policy {
         0 => {}
         1 => policy.scoring.shortlist = 1,
         2 => policy.preemption.reservation_slack = Millis::seconds(10),
-        _ => policy.preemption.reservation_slack = Millis::seconds(60),
+        _ => {
+            policy.preemption.reservation_slack = Millis::seconds(60);
+            // Pods are listed anew. None is moved: they have no controllers.
+            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
+        }
     }
     policy
 }

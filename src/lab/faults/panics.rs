@@ -1,0 +1,56 @@
+//! Panics of a history. Most are caught on their way: by the runtime, by the router, by the planner, which leaves a pod out on which
+//! planning fails. The service goes on, so nothing else here would tell of them.
+
+use std::cell::RefCell;
+use std::panic::PanicHookInfo;
+use std::sync::Once;
+
+thread_local! {
+    /// The first of this thread's history.
+    static FIRST: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+static WATCH: Once = Once::new();
+
+/// A history begins on this thread.
+pub fn begin() {
+    WATCH.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            note(panic);
+            before(panic);
+        }));
+    });
+    FIRST.take();
+}
+
+/// The first panic since this was asked last.
+pub fn take() -> Option<String> {
+    FIRST.take()
+}
+
+fn note(panic: &PanicHookInfo<'_>) {
+    let said = panic.payload_as_str().unwrap_or("without a message");
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    FIRST.with_borrow_mut(|first| {
+        first.get_or_insert_with(|| format!("{place}: {said}"));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_that_is_caught_is_seen_once_and_by_its_own_thread() {
+        begin();
+        assert_eq!(take(), None);
+        let caught = std::panic::catch_unwind(|| panic!("planted, {}", 7));
+        assert!(caught.is_err());
+        let other = std::thread::spawn(|| (begin(), take()).1).join();
+        assert_eq!(other.expect("it does not panic"), None);
+        let seen = take().expect("a panic was caught");
+        assert!(seen.starts_with(file!()) && seen.ends_with(": planted, 7"), "{seen}");
+        assert_eq!(take(), None);
+    }
+}
