@@ -43,14 +43,23 @@ pub struct WatchFeed {
     pub control_plane: Arc<dyn ControlPlane>,
 }
 
+/// Pods are listed anew when a policy begins to move them: of bound pods more is read from then on, and most never change.
 pub async fn pods(client: Client, feed: WatchFeed) {
-    let taking = WatchHandler {
+    let handler = || WatchHandler {
         take: WatchFeed::pod,
         fails: wait_for_it,
         expect_list: ClusterIndex::expect_pods,
         page: PAGE,
     };
-    watch(client, &feed, "pods", taking).await;
+    let mut moving = feed.service.moving.seen();
+    loop {
+        tokio::select! {
+            // In this order, so that a simulation is reproducible.
+            biased;
+            () = watch(client.clone(), &feed, "pods", handler()) => return,
+            () = moving.changed() => tracing::info!("listing pods anew: the policy moves pods from now on (planning.consolidation)"),
+        }
+    }
 }
 
 pub async fn nodes(client: Client, feed: WatchFeed) {

@@ -68,6 +68,8 @@ pub struct Service {
     namespaces_wanted: watch::Sender<bool>,
     /// Whether they have been listed, and are watched since.
     namespaces_known: AtomicBool,
+    /// How often a policy came into force that moves pods, after one that does not.
+    pub moving: ChangeCount,
     /// Where plans and searches run.
     pub heavy_work: HeavyWork,
     pub metrics: Metrics,
@@ -118,6 +120,7 @@ impl Service {
             certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
+            moving: ChangeCount::default(),
             heavy_work: HeavyWork::new(work, metrics.panics.clone()),
             clock,
             metrics,
@@ -219,12 +222,14 @@ impl Service {
         let reads_namespaces = prepared.policy().reads_namespaces();
         let selections = prepared.policy().selections().clone();
         let remembered = Remembered::of(prepared.classified());
+        let moves_pods = prepared.policy().planning.consolidation.is_some();
         let mut cluster = self.cluster();
         if reads_namespaces && !self.namespaces_known() {
             drop(cluster);
             self.want_namespaces(true);
             return false;
         }
+        let begins_to_move = moves_pods && cluster.policy().planning.consolidation.is_none();
         let retired = cluster.apply_as(PolicySet::from(prepared), |set| {
             // What is prepared follows from the rest, and is much.
             PolicySet { policy: set.policy.clone(), prepared: None }.into()
@@ -243,6 +248,9 @@ impl Service {
         drop(cluster);
         drop(retired);
         self.want_namespaces(reads_namespaces);
+        if begins_to_move {
+            self.moving.grow();
+        }
         true
     }
 
