@@ -29,6 +29,9 @@ pub struct RecordedDemand {
     has_begun: bool,
     /// Pods that were evicted and not replaced yet, by their owners.
     unreplaced: BTreeMap<OwnerUid, Vec<PodUid>>,
+    /// What kube-scheduler's filters see of a pod that is not among the pods: if it asks for GPUs, the next input shows it. Other pods
+    /// are not in the ledger, and are the world's.
+    unknown: Option<FilterPodObserved>,
 }
 
 /// One pod, as the recording shows it.
@@ -163,8 +166,13 @@ impl RecordedDemand {
     fn observe(&mut self, observation: &PodObservation, number: u64) {
         let now = self.ended;
         let PodObservation { uid, key, demand, state, observed } = observation;
-        let new = || RecordedPod { number, ..RecordedPod::new(key, demand, now) };
-        let pod = self.pods.entry(uid.clone()).or_insert_with(new);
+        if !self.pods.contains_key(uid) {
+            self.pods.insert(uid.clone(), RecordedPod { number, ..RecordedPod::new(key, demand, now) });
+            if let Some(first) = self.unknown.take().filter(|first| first.uid == *uid) {
+                self.observe_filters(&first);
+            }
+        }
+        let Some(pod) = self.pods.get_mut(uid) else { return };
         if let Some(leaving) = observed.as_ref().and_then(|observed| observed.leaving) {
             pod.grace = leaving.grace;
             pod.leaving.get_or_insert(now.before(leaving.asked_ago));
@@ -197,12 +205,16 @@ impl RecordedDemand {
     }
 
     fn observe_filters(&mut self, observed: &FilterPodObserved) {
-        // One that asks for no GPU is not in the ledger, and is the world's.
-        let Some(pod) = self.pods.get_mut(&observed.uid) else { return };
+        let Some(pod) = self.pods.get_mut(&observed.uid) else {
+            self.unknown = Some(observed.clone());
+            return;
+        };
         match &observed.pod {
             FilterPod::Waiting(wants) => pod.wants = Some(wants.clone()),
             FilterPod::Bound { footprint, successor } => {
-                (pod.footprint, pod.successor) = (Some(footprint.clone()), successor.clone());
+                pod.footprint = Some(footprint.clone());
+                // A policy that moves no pods does not ask for it.
+                pod.successor = successor.clone().or(pod.successor.take());
             }
             FilterPod::Irrelevant => {}
         }

@@ -394,7 +394,7 @@ impl<'d> ClosedLoop<'d> {
             .footprint
             .clone()
             .map(|footprint| NodeFootprint { node: place.node.clone(), ..footprint });
-        let successor = pod.recorded.successor.clone();
+        let successor = pod.recorded.successor.clone().or(pod.recorded.wants.clone());
         if let Some(footprint) = footprint {
             let pod = FilterPod::Bound { footprint, successor };
             self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod });

@@ -235,6 +235,16 @@ fn a_pod_runs_as_long_as_it_did_wherever_it_starts() {
 }
 
 #[test]
+fn what_a_pod_requires_of_its_node_is_in_its_first_event() {
+    let mut recorded = Recorded::new();
+    assert!(recorded.come("x", gib(60)).is_some());
+    let demand = recorded.demand();
+    let pod = &demand.pods[&uid("x")];
+    assert_eq!((pod.wants.is_some(), pod.footprint.is_some()), (true, true));
+    assert_eq!(demand.pods.len(), 1);
+}
+
+#[test]
 fn another_packing_is_played_without_a_policy_file() {
     let other = LoopPolicy { given: None, packing: Some(PackingPolicy::BestFit) };
     let compared = three_pods().under(other);
