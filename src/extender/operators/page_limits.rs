@@ -63,6 +63,8 @@ pub fn streamed(
 ) -> Response {
     let (chunks, coming) = mpsc::channel(AHEAD);
     let writing = service.heavy_work.counted(WorkKind::Page, move || {
+        // Dropped after `out`.
+        let _end = PageEnd(chunks.clone());
         let mut out = BufWriter::with_capacity(CHUNK, Chunks(chunks.clone()));
         let written = write(&mut out).and_then(|()| out.flush());
         if let Err(error) = written {
@@ -77,6 +79,17 @@ pub fn streamed(
         Some((chunk, coming))
     });
     ([(header::CONTENT_TYPE, content_type)], Body::from_stream(body)).into_response()
+}
+
+/// A page that panics must not end like a whole one.
+struct PageEnd(mpsc::Sender<io::Result<Bytes>>);
+
+impl Drop for PageEnd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.0.blocking_send(Err(io::Error::other("the page could not be written to its end")));
+        }
+    }
 }
 
 /// Writes into the channel; fails when the client has stopped reading.
