@@ -3,7 +3,7 @@
 use super::node_ranking::{NodeRanking, PodSignature};
 use super::preemption::{CandidateCache, NoEviction};
 use super::step_budget::{PLACEMENT, POD, StepBudget};
-use super::turns::Turns;
+use super::turns::{Rank, Turns, rank};
 use super::{EvictionRight, Plan, PlanStep, PlanView, PlannedPlacement, WaitReason};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::EvictionCost;
@@ -22,8 +22,8 @@ use std::sync::Arc;
 /// Nodes in all cached rankings together: a ranking of 5,000 nodes takes about half a megabyte. With more distinct demands than
 /// fit, some are ranked again.
 const RANKED: usize = 400_000;
-/// However large the cluster, alternating demands are not ranked each time.
-const LEAST_RANKINGS: usize = 8;
+/// However large the cluster, alternating demands are not ranked each time: a run has steps for ten.
+const LEAST_RANKINGS: usize = 16;
 const MOST_RANKINGS: usize = 256;
 
 pub(super) struct PlanningState<'a> {
@@ -51,6 +51,8 @@ pub(super) struct PlanningState<'a> {
     pub places: usize,
     /// The first pods of the queue have been looked at: past the bounds no other is.
     pub is_begun: bool,
+    /// Of the first pod that was left over.
+    passed_over: Option<Rank>,
     /// For each model, its nearest tier to a GPU: no plan changes that.
     pub nearest_models: Option<NearestModels>,
 }
@@ -98,12 +100,13 @@ impl<'a> PlanningState<'a> {
             successors: BTreeMap::new(),
             places: 0,
             is_begun: false,
+            passed_over: None,
             nearest_models: None,
         }
     }
 
     /// Goes over the pods in their [`Turns`], and adds their steps to the plan. The first pod is looked at in any case; past the
-    /// bounds only such as cost nothing.
+    /// bounds only such as cost little.
     pub fn pass<'p>(
         &mut self,
         pods: &[&'p PendingPod],
@@ -122,10 +125,11 @@ impl<'a> PlanningState<'a> {
                 continue;
             }
             let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
-            let is_over =
-                !std::mem::take(&mut is_first) && (self.pace.spent() >= until || self.places >= places);
+            let (is_forced, is_full) = (std::mem::take(&mut is_first), self.places >= places);
+            let has_steps = || self.pace.spent() < until || self.costs_little(pod, &signature, reach);
             // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
-            if is_over && !self.is_known_to_wait(pod, &signature, reach) {
+            if !is_forced && (is_full || !has_steps()) && !self.is_known_to_wait(pod, &signature, reach) {
+                self.passed_over.get_or_insert(rank(pod));
                 plan.left_over.push(pod.uid.clone());
                 continue;
             }
@@ -152,6 +156,16 @@ impl<'a> PlanningState<'a> {
         let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, signature, reach))?;
         // A stopped search has examined some of the nodes only.
         self.pace.goes_on(0).then_some(looked)
+    }
+
+    /// Whether the nodes are ranked for equal pods, so that a free place costs no look at all of them. Of several kinds of pods a run
+    /// ranks the nodes for some, and places all pods of these. None of another priority: one that is passed over may need the place.
+    fn costs_little(&self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> bool {
+        reach == PlanReach::Free
+            && !pod.demand.asks_plugin()
+            && self.group_of(&pod.uid).is_none()
+            && self.passed_over.is_none_or(|passed_over| passed_over == rank(pod))
+            && self.rankings.iter().any(|ranking| ranking.is_for(signature))
     }
 
     /// Whether a look at the pod would only repeat that equal pods have no place.

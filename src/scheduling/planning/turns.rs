@@ -23,13 +23,17 @@ struct Band<'p> {
 }
 
 /// Whether they are on their way, and their priority.
-type Rank = (bool, i32);
+pub(super) type Rank = (bool, i32);
+
+pub(super) fn rank(pod: &PendingPod) -> Rank {
+    (pod.is_on_its_way(), pod.demand.priority)
+}
 
 impl<'p> Turns<'p> {
     pub fn of(queue: &[&'p PendingPod], ledger: &Ledger) -> Self {
         let mut bands: VecDeque<Band<'_>> = VecDeque::new();
         for pod in queue {
-            let rank = (pod.is_on_its_way(), pod.demand.priority);
+            let rank = rank(pod);
             if bands.back().is_none_or(|band| band.rank != rank) {
                 bands.push_back(Band { rank, lines: Vec::new() });
             }

@@ -136,7 +136,7 @@ fn pods_like_one_that_has_a_place_get_theirs_after_the_step_budget_is_spent() {
     }
     cluster.gated("low-1", shared(40, 0));
     let (mut pending, roomy) = (cluster.pending(64), roomy(&cluster));
-    pending.sort_by_key(|pod| (pod.key.name != "low-0", -pod.demand.priority));
+    pending.sort_by_key(|pod| (&*pod.key.name != "low-0", -pod.demand.priority));
     let planned = |bounds: PlanBounds<'_>| {
         let plan = plan_within(Ledger::clone(&cluster), &roomy, &pending, bounds);
         let placed: Vec<String> = plan.steps.into_iter().map(describe).collect();
