@@ -130,7 +130,7 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
         cluster.pass(TICK);
     }
     println!(
-        "50,000 gated pods {what}, {nodes} nodes: a run p50 {:.0} ms, longest {:.0} ms ({:.0} steps); books locked p50 {:.1} ms, longest {:.1} ms; {} of 50,000 looked at in 60 runs",
+        "50,000 gated pods {what}, {nodes} nodes: a run p50 {:.0} ms, longest {:.0} ms ({:.0} steps); ledger locked p50 {:.1} ms, longest {:.1} ms; {} of 50,000 looked at in 60 runs",
         runs.percentile(50) / 1000.0,
         runs.percentile(99) / 1000.0,
         steps.percentile(99),

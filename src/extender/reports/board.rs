@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_the_books_refuse_leaves_the_one_before_it() {
+    fn a_report_that_the_ledger_refuses_leaves_the_one_before_it() {
         let board = Board::default();
         take(&board, "one", 1).unwrap();
         let refusal = ReportError::EarlierBoot;
