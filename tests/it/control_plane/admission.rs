@@ -94,9 +94,10 @@ async fn s6_a_container_may_not_name_gpus_itself() {
     refused(try_to_create(client, "default", &beside).await, NOT_BY_HAND);
     let mut mounted = pod(nvidia, &from_field(GIVEN), &vram);
     mounted["spec"]["volumes"] = json!([{ "name": "null", "hostPath": { "path": "/dev/null" } }]);
-    mounted["spec"]["containers"][0]["volumeMounts"] =
-        json!([{ "name": "null", "mountPath": "/var/run/nvidia-container-devices/all" }]);
-    refused(try_to_create(client, "default", &mounted).await, NOT_BY_HAND);
+    for path in ["/var/run/nvidia-container-devices/all", "/var/run//./nvidia-container-devices/all"] {
+        mounted["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "null", "mountPath": path }]);
+        refused(try_to_create(client, "default", &mounted).await, NOT_BY_HAND);
+    }
 
     let accepted = async |namespace: &str, pod: &Value| {
         try_to_create(client, namespace, pod).await.unwrap_or_else(|said| panic!("{pod}: {said}"));
@@ -113,6 +114,11 @@ async fn s6_a_container_may_not_name_gpus_itself() {
             .await,
         NOT_BY_HAND,
     );
+    // No device plugin is asked for an amount of zero: the image's own variable counts.
+    for none in ["0", "0k"] {
+        let limits = json!({ "nvidia.com/gpu": none });
+        refused(try_to_create(client, "default", &pod(nvidia, &json!([]), &limits)).await, NOT_BY_HAND);
+    }
     // The agent's own namespace, and one that an administrator has named.
     accepted("kube-system", &all).await;
     assert!(world.kubectl(&["create", "namespace", "gpu-tools"]).ok);
@@ -120,6 +126,22 @@ async fn s6_a_container_may_not_name_gpus_itself() {
     assert!(world.kubectl(&["label", "namespace", "gpu-tools", "stowage.dev/all-gpus=allowed"]).ok);
     eventually("the label counts", async || try_to_create(client, "gpu-tools", &all).await.ok()).await;
     a_debug_container_names_none_either(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_amount_of_vram_without_a_unit_is_not_admitted() {
+    let Some(world) = installed().await else { return };
+    let try_amount = async |amount: &str| {
+        let pod = pod(None, &json!([]), &json!({ "stowage.dev/vram": amount }));
+        try_to_create(&world.client, "default", &pod).await
+    };
+    eventually("the policy is in force", async || try_amount("40").await.err()).await;
+    for little in ["1", "40", "40k", "255Mi"] {
+        refused(try_amount(little).await, "write a unit, such as 40Gi");
+    }
+    for enough in ["256Mi", "40Gi", "42949672960"] {
+        try_amount(enough).await.unwrap_or_else(|said| panic!("{enough}: {said}"));
+    }
 }
 
 async fn a_debug_container_names_none_either(world: &RealControlPlane) {
