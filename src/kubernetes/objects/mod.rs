@@ -4,6 +4,7 @@
 //! The only place that knows both sides. It decides nothing and sends no request.
 
 mod audited_pod;
+mod binding;
 pub mod capacity_plan;
 mod conditions;
 mod disruption_budget;
@@ -16,6 +17,7 @@ mod resource_slice;
 mod storage;
 
 pub use audited_pod::{observed_binding, observed_reservation};
+pub use binding::binding;
 pub use conditions::{
     CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
     disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, wakeable_for,
@@ -31,7 +33,7 @@ pub use reservation::{
 pub use resource_slice::device_slice;
 pub use storage::StorageResource;
 
-use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
+use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::policy::{Mode, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
@@ -41,11 +43,10 @@ use crate::scheduling::vocabulary::demand::{
 use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginResource};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node::NodeIdentity;
-use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
-use k8s_openapi::api::core::v1::{Binding, Container, Node, ObjectReference, Pod, PodCondition, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Node, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -342,58 +343,6 @@ pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
     Some((0..count).map(device).collect())
 }
 
-/// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
-/// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs.
-pub fn binding(
-    key: &PodKey,
-    uid: &PodUid,
-    demand: &Demand,
-    placement: &Placement,
-    cdi_kind: &str,
-    epoch: &LeaderEpoch,
-) -> Binding {
-    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
-    Binding {
-        metadata: ObjectMeta {
-            name: Some(key.name.to_string()),
-            namespace: Some(key.namespace.to_string()),
-            uid: Some(uid.to_string()),
-            annotations,
-            ..ObjectMeta::default()
-        },
-        target: ObjectReference {
-            kind: Some("Node".into()),
-            name: Some(placement.node.to_string()),
-            ..ObjectReference::default()
-        },
-    }
-}
-
-fn annotations(
-    demand: &Demand,
-    placement: &Placement,
-    cdi_kind: &str,
-    epoch: &LeaderEpoch,
-) -> BTreeMap<String, String> {
-    let cdi_names = cdi_names(placement, cdi_kind);
-    let mut annotations = BTreeMap::from([
-        (written::DEVICES.to_owned(), join(&placement.devices)),
-        (written::GRANTED.to_owned(), placement.granted.0.to_string()),
-        (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
-        (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
-        (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
-        (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
-    ]);
-    if !placement.borrowed_from.is_empty() {
-        let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
-        annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
-    }
-    annotations.extend(
-        demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
-    );
-    annotations
-}
-
 fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
     static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
     let spec = pod.spec.as_ref();
@@ -470,22 +419,4 @@ fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
 
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
-}
-
-/// `0.85`: engines refuse to start when asked for more than is free, so it is rounded down.
-fn memory_fraction(placement: &Placement) -> String {
-    format!("{}.{:02}", placement.memory_hundredths / 100, placement.memory_hundredths % 100)
-}
-
-/// Fully qualified CDI names: a bare UUID does not resolve where CDI is the runtime's default.
-fn cdi_names(placement: &Placement, cdi_kind: &str) -> String {
-    let name = |uuid: &GpuUuid| match uuid.index() {
-        Some(index) => format!("{cdi_kind}={index}"),
-        None => format!("{cdi_kind}={uuid}"),
-    };
-    placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
-}
-
-fn join(devices: &[GpuUuid]) -> String {
-    devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
 }

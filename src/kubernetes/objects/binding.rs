@@ -1,0 +1,100 @@
+//! The Binding, with everything that the pod's containers need to find their GPUs.
+
+use super::written;
+use crate::ids::{GpuUuid, LeaderEpoch, PodKey, PodUid};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::placement::Placement;
+use k8s_openapi::api::core::v1::{Binding, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeMap;
+
+/// Of an annotation's key, behind its domain.
+const LONGEST_KEY_NAME: usize = 63;
+
+/// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
+/// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs.
+pub fn binding(
+    key: &PodKey,
+    uid: &PodUid,
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: &str,
+    epoch: &LeaderEpoch,
+) -> Binding {
+    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
+    Binding {
+        metadata: ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            uid: Some(uid.to_string()),
+            annotations,
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(placement.node.to_string()),
+            ..ObjectReference::default()
+        },
+    }
+}
+
+fn annotations(
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: &str,
+    epoch: &LeaderEpoch,
+) -> BTreeMap<String, String> {
+    let cdi_names = cdi_names(placement, cdi_kind);
+    let mut annotations = BTreeMap::from([
+        (written::DEVICES.to_owned(), join(&placement.devices)),
+        (written::GRANTED.to_owned(), placement.granted.0.to_string()),
+        (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
+        (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
+        (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
+        (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
+    ]);
+    if !placement.borrowed_from.is_empty() {
+        let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
+        annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
+    }
+    annotations.extend(demand.containers.iter().filter_map(|name| Some((nri_key(name)?, cdi_names.clone()))));
+    annotations
+}
+
+/// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding, and
+/// refuses each later write of a pod that has an invalid one: its kubelet could not report that it runs, or has ended.
+fn nri_key(container: &str) -> Option<String> {
+    let key = format!("{}{container}", written::NRI_PREFIX);
+    let (_, name) = key.split_once('/')?;
+    (name.len() <= LONGEST_KEY_NAME).then_some(key)
+}
+
+/// `0.85`: engines refuse to start when asked for more than is free, so it is rounded down.
+fn memory_fraction(placement: &Placement) -> String {
+    format!("{}.{:02}", placement.memory_hundredths / 100, placement.memory_hundredths % 100)
+}
+
+/// Fully qualified CDI names: a bare UUID does not resolve where CDI is the runtime's default.
+fn cdi_names(placement: &Placement, cdi_kind: &str) -> String {
+    let name = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => format!("{cdi_kind}={index}"),
+        None => format!("{cdi_kind}={uuid}"),
+    };
+    placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
+}
+
+fn join(devices: &[GpuUuid]) -> String {
+    devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_with_a_long_name_gets_no_invalid_annotation() {
+        let (longest, longer) = ("c".repeat(53), "c".repeat(54));
+        assert_eq!(nri_key(&longest), Some(format!("nvidia.cdi.k8s.io/container.{longest}")));
+        assert_eq!(nri_key(&longer), None);
+    }
+}
