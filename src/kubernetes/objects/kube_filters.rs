@@ -14,7 +14,11 @@ use crate::scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
 use crate::scheduling::kube_filters::node::{FilterNode, Taint};
 use crate::scheduling::kube_filters::requirements::{NodeFootprint, Requirements, UnsupportedRule};
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Volume};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Labels, names and values of one pod that are kept, and looked at for each node. An object may have a megabyte of them.
+const MOST_RULES: usize = 1000;
 
 /// A node, or `None` if it has no usable name.
 pub fn machine(node: &Node) -> Option<FilterNode> {
@@ -64,9 +68,13 @@ pub fn requirements(pod: &Pod) -> Requirements {
 /// What a bound pod required of its node, and its successor will require again.
 pub fn successor_requirements(pod: &Pod) -> Requirements {
     let Some(spec) = &pod.spec else { return Requirements::default() };
+    if count_rules(pod, spec) > MOST_RULES {
+        let unjudged = Some(UnsupportedRule::TooManyRules);
+        return Requirements { namespace: namespace(pod), unjudged, ..Requirements::default() };
+    }
     let (node_affinity, unread) = rules::node_affinity(spec);
     Requirements {
-        namespace: pod.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
+        namespace: namespace(pod),
         labels: pod.metadata.labels.clone().unwrap_or_default(),
         amounts: amounts::of_pod(pod),
         ports: ports(spec).collect(),
@@ -77,6 +85,35 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
         claims: claims(pod).collect(),
         unjudged: unjudged(pod, spec).or(unread),
     }
+}
+
+fn namespace(pod: &Pod) -> String {
+    pod.metadata.namespace.clone().unwrap_or_else(|| "default".into())
+}
+
+/// Labels, names and values by which the pod and nodes or other pods are matched.
+fn count_rules(pod: &Pod, spec: &PodSpec) -> usize {
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required =
+        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    let terms = required.into_iter().flat_map(|required| &required.node_selector_terms);
+    let in_terms: usize = terms
+        .flat_map(|term| [&term.match_expressions, &term.match_fields])
+        .flatten()
+        .flatten()
+        .map(|expression| 1 + expression.values.as_ref().map_or(0, Vec::len))
+        .sum();
+    let resources = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let resources = resources.filter_map(|container| container.resources.as_ref());
+    let resources = resources.flat_map(|resources| [&resources.limits, &resources.requests]).flatten();
+    pod.metadata.labels.as_ref().map_or(0, BTreeMap::len)
+        + spec.node_selector.as_ref().map_or(0, BTreeMap::len)
+        + spec.tolerations.as_ref().map_or(0, Vec::len)
+        + spec.volumes.as_ref().map_or(0, Vec::len)
+        + ports(spec).count()
+        + rules::count_repelled(spec)
+        + resources.map(BTreeMap::len).sum::<usize>()
+        + in_terms
 }
 
 /// Whether the pod requires other pods near it, spreads over a topology, and has volumes that may be bound to a place: rules

@@ -109,7 +109,7 @@ impl RecordedDemand {
         let filters = cluster.kube_filters().snapshot();
         for (uid, state) in cluster.pod_states() {
             let mut pod = RecordedPod { is_known: true, ..RecordedPod::new(&state.key, &state.demand, now) };
-            pod.wants = filters.wants(uid).or_else(|| filters.movable(uid)).cloned();
+            pod.wants = filters.wants(uid).or_else(|| filters.movable(uid)).map(|wants| (**wants).clone());
             pod.disruption.disruption_info = (*state.disruption_info).clone();
             pod.bound = binding(state, now);
             if let PodPhase::Waiting(waiting) = &state.phase {

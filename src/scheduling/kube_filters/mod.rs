@@ -140,7 +140,7 @@ impl ClusterFilters {
 
     /// Sets a pending pod as it is now.
     pub fn set_waiting(&mut self, uid: PodUid, wants: Requirements) {
-        if self.seen.wants(&uid) == Some(&wants) {
+        if self.seen.wants(&uid).is_some_and(|known| **known == wants) {
             return;
         }
         self.remove_pod(&uid);
@@ -155,7 +155,7 @@ impl ClusterFilters {
     }
 
     /// The requirements of a bound pod's successor.
-    pub fn movable(&self, pod: &PodUid) -> Option<&Requirements> {
+    pub fn movable(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
         self.seen.movable(pod)
     }
 
@@ -225,7 +225,7 @@ impl ClusterFilters {
     }
 
     /// See [`FilterSnapshot::wants`].
-    pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
+    pub fn wants(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
         self.seen.wants(pod)
     }
 
@@ -271,8 +271,8 @@ impl FilterSnapshot {
     }
 
     /// The requirements of a pending pod.
-    pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
-        self.waiting.get(pod).map(|wants| &**wants)
+    pub fn wants(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
+        self.waiting.get(pod)
     }
 
     /// All known pods, in no order.
@@ -282,8 +282,8 @@ impl FilterSnapshot {
     }
 
     /// The requirements of a bound pod's successor.
-    pub fn movable(&self, pod: &PodUid) -> Option<&Requirements> {
-        self.movable.get(pod).map(|wants| &**wants)
+    pub fn movable(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
+        self.movable.get(pod)
     }
 
     pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> FilterQuery<'a> {
@@ -341,7 +341,7 @@ impl<'a> FilterQuery<'a> {
         coming: &[PodUid],
     ) -> (Vec<&'a Requirements>, Option<UnsupportedRule>) {
         let absent = || coming.iter().filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none());
-        let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).collect();
+        let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).map(|wants| &**wants).collect();
         let unseen = seen.len() < absent().count();
         (seen, unseen.then_some(UnsupportedRule::UnknownNeighbour))
     }

@@ -100,6 +100,8 @@ pub enum UnsupportedRule {
     SchedulingGate,
     #[error("the pod has a quantity or a rule that cannot be read")]
     Unreadable,
+    #[error("the pod has more labels, selectors, terms and tolerations than are looked at")]
+    TooManyRules,
     #[error("the API server has not shown a pod that is planned for the node")]
     UnknownNeighbour,
     #[error("the API server has not shown the pod yet")]
@@ -150,6 +152,7 @@ impl UnsupportedRule {
             Self::NodeNamePreset => "node-name-preset",
             Self::SchedulingGate => "scheduling-gate",
             Self::Unreadable => "unreadable",
+            Self::TooManyRules => "too-many-rules",
             Self::UnknownNeighbour => "unknown-neighbour",
             Self::UnknownPod => "unknown-pod",
         }

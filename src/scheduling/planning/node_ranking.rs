@@ -24,7 +24,7 @@ pub struct PodSignature {
     /// Of any of the pods: only what the key, the tenant, the priority and the right to preempt say of it counts.
     demand: Demand,
     /// What kube-scheduler's filters require.
-    wants: Option<Requirements>,
+    wants: Option<Arc<Requirements>>,
     /// The nodes that the latest filter request named.
     asked: Option<Arc<NodeSet>>,
 }
@@ -62,7 +62,7 @@ impl PodSignature {
     }
 
     /// The signature of the pod that its controller creates in place of an evicted one.
-    pub fn successor_of(demand: &Demand, wants: Option<Requirements>) -> Self {
+    pub fn successor_of(demand: &Demand, wants: Option<Arc<Requirements>>) -> Self {
         Self { key: DemandKey::of(demand), demand: demand.clone(), wants, asked: None }
     }
 

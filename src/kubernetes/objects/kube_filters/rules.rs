@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
     NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec,
     Taint as ApiTaint, Toleration as ApiToleration,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The only field of a node that an affinity can name.
@@ -69,6 +69,18 @@ pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     let terms = pod.spec.iter().flat_map(required_far);
     terms.map(|term| Arc::new(repulsion(term, namespace))).collect()
+}
+
+/// Labels, names and values in the pod's required pod anti-affinity.
+pub fn count_repelled(spec: &PodSpec) -> usize {
+    let in_term = |term: &PodAffinityTerm| {
+        let selector = term.label_selector.as_ref();
+        let labels = selector.and_then(|selector| selector.match_labels.as_ref()).map_or(0, BTreeMap::len);
+        let expressions = selector.iter().flat_map(|selector| &selector.match_expressions).flatten();
+        let values = expressions.map(|one| 1 + one.values.as_ref().map_or(0, Vec::len)).sum::<usize>();
+        1 + labels + values + term.namespaces.as_ref().map_or(0, Vec::len)
+    };
+    required_far(spec).map(in_term).sum()
 }
 
 fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {

@@ -277,3 +277,32 @@ fn objects_as_a_cluster_shows_them_make_a_verdict() {
     assert_eq!(verdict(&view, "2500m"), FilterVerdict::Accepts);
     assert!(matches!(verdict(&view, "2501m"), FilterVerdict::Rejects(_)));
 }
+
+/// A pod may have a megabyte of them, and they are looked at for each node.
+#[test]
+fn of_a_pod_with_thousands_of_rules_none_is_kept() {
+    let hosts = |n: usize| (0..n).map(|n| format!("host-{n}")).collect::<Vec<_>>();
+    let names =
+        |hosts: Vec<String>| json!([{ "key": "kubernetes.io/hostname", "operator": "In", "values": hosts }]);
+    let required = |terms: Value| {
+        let required = json!({ "nodeSelectorTerms": terms });
+        json!({ "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } } })
+    };
+    let few = requirements(&pod(required(json!([{ "matchExpressions": names(hosts(900)) }]))));
+    assert_eq!((few.unjudged, few.node_affinity.map(|terms| terms.len())), (None, Some(1)));
+    let term = |host: String| json!({ "matchExpressions": names(vec![host]) });
+    let tolerations: Vec<Value> =
+        hosts(2000).into_iter().map(|key| json!({ "key": key, "operator": "Exists" })).collect();
+    let selector: Value =
+        hosts(2000).into_iter().map(|key| (key, json!("1"))).collect::<serde_json::Map<_, _>>().into();
+    for spec in [
+        required(hosts(2000).into_iter().map(term).collect()),
+        required(json!([{ "matchExpressions": names(hosts(2000)) }])),
+        json!({ "tolerations": tolerations }),
+        json!({ "nodeSelector": selector }),
+    ] {
+        let kept = requirements(&pod(spec));
+        assert_eq!(kept.unjudged, Some(UnsupportedRule::TooManyRules));
+        assert!(kept.node_affinity.is_none() && kept.tolerations.is_empty() && kept.node_selector.is_empty());
+    }
+}
