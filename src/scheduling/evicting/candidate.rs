@@ -9,6 +9,7 @@ use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
 use crate::units::{Bytes, MilliCpu, Millis};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
@@ -49,8 +50,27 @@ pub struct VictimGroup {
     pub grace: Millis,
     pub given_back: TenantUsage,
     pub budgets: Vec<u16>,
-    /// The nodes and tenants of the members on other nodes.
-    pub elsewhere: Vec<(NodeName, Option<TenantId>)>,
+    pub elsewhere: MembersElsewhere,
+}
+
+/// The nodes and tenants of a group's members on other nodes than one. A group may be on every node, and each of these may be looked
+/// at: all share one list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MembersElsewhere {
+    /// Of all members, in order of node.
+    all: Arc<[(NodeName, Option<TenantId>)]>,
+    here: Range<usize>,
+}
+
+impl MembersElsewhere {
+    /// `here` are the members on the node itself.
+    pub fn new(all: Arc<[(NodeName, Option<TenantId>)]>, here: Range<usize>) -> Self {
+        Self { all, here }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &(NodeName, Option<TenantId>)> {
+        self.all[..self.here.start].iter().chain(&self.all[self.here.end..])
+    }
 }
 
 /// What the scheduler itself must see freed on the node: the sum over the victims it proposed.

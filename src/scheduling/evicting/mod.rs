@@ -21,7 +21,7 @@ pub use best_first::{
     CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
     find_among, seen,
 };
-pub use candidate::{PreemptionCandidate, Shortfall, VictimGroup};
+pub use candidate::{MembersElsewhere, PreemptionCandidate, Shortfall, VictimGroup};
 pub use eviction_cost::EvictionCost;
 pub use lower_bound::{GpuFloor, gpu_need};
 pub use survey::CandidateSurvey;

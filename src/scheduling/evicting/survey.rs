@@ -1,7 +1,7 @@
 //! Makes a preemption candidate of a node: which pods could be evicted for the preemptor, alone or with their group, which leave
 //! anyway, and what each eviction costs.
 
-use super::{EvictionCost, PreemptionCandidate, VictimGroup};
+use super::{EvictionCost, MembersElsewhere, PreemptionCandidate, VictimGroup};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::ledger::BudgetIndex;
 use crate::scheduling::ledger::Ledger;
@@ -10,20 +10,36 @@ use crate::scheduling::ledger::{Departure, KeepReason, Preemptor};
 use crate::scheduling::ledger::{NodeState, ResidentPod};
 use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::scheduling::ledger::{PotentialVictim, given_back};
+use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::Millis;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The members of a pod group that would be evicted for one preemptor.
 struct GroupVictims<'l> {
-    /// In order of UID.
+    /// In order of node.
     members: Vec<GroupMember<'l>>,
+    /// The same: where they are, and their tenants.
+    places: Arc<[(NodeName, Option<TenantId>)]>,
+    /// In order of UID.
     uids: Arc<[PodUid]>,
+    /// What the first so many members come to, and all behind these: all but those of one node are two of the sums.
+    before: Vec<GroupSum>,
+    behind: Vec<GroupSum>,
     /// A member uses borrowed capacity: only a preemptor that may reclaim its tenant's guarantee evicts the group.
     is_reclaimed: bool,
+}
+
+/// What the eviction of some members comes to.
+#[derive(Debug, Clone, Copy, Default)]
+struct GroupSum {
+    eviction_cost: EvictionCost,
+    grace: Millis,
+    given_back: TenantUsage,
 }
 
 struct GroupMember<'l> {
@@ -261,7 +277,7 @@ impl<'l> CandidateSurvey<'l> {
         let (may_reclaim, is_of_one_node) = (self.claim.tenancy().may_reclaim(wanted), self.is_of_one_node);
         let group_victims = self.group_victims(key).as_ref().ok()?;
         if group_victims.is_reclaimed && !may_reclaim
-            || is_of_one_node && group_victims.elsewhere(&room.node).next().is_some()
+            || is_of_one_node && group_victims.has_members_elsewhere(&room.node)
         {
             return None;
         }
@@ -318,8 +334,7 @@ impl<'l> CandidateSurvey<'l> {
                 ledger.with_eviction_cost(uid, pod_state, ledger.node_state(node)?, demand, claim)?;
             members.push(GroupMember { victim, budgets: self.budgets_over(pod_state), node });
         }
-        let uids = members.iter().map(|member| member.victim.uid.clone()).collect();
-        Some(GroupVictims { members, uids, is_reclaimed })
+        Some(GroupVictims::new(members, is_reclaimed))
     }
 
     fn allowed(&self, budget: usize) -> u32 {
@@ -328,30 +343,70 @@ impl<'l> CandidateSurvey<'l> {
     }
 }
 
-impl<'l> GroupVictims<'l> {
-    /// The group as part of one node's candidate: members on that node are potential victims there, the others are summed up.
-    fn gang(&self, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
-        let mut gang = VictimGroup {
-            members: self.uids.clone(),
-            eviction_cost: EvictionCost::default(),
-            grace: Millis::default(),
-            given_back: TenantUsage::default(),
-            budgets: Vec::new(),
-            elsewhere: Vec::new(),
-        };
-        for GroupMember { victim, budgets, node: at } in self.elsewhere(node) {
-            gang.eviction_cost = gang.eviction_cost.plus(victim);
-            gang.grace = gang.grace.max(victim.grace);
-            gang.given_back += victim.given_back;
-            gang.budgets.extend(budgets.iter().map(|budget| places.budget(*budget)));
-            gang.elsewhere.push(((*at).clone(), victim.tenant));
+impl GroupSum {
+    fn and(self, other: Self) -> Self {
+        let mut given_back = self.given_back;
+        given_back += other.given_back;
+        Self {
+            eviction_cost: self.eviction_cost.and(other.eviction_cost),
+            grace: self.grace.max(other.grace),
+            given_back,
         }
-        gang
+    }
+}
+
+impl<'l> GroupVictims<'l> {
+    /// The members in order of UID.
+    fn new(mut members: Vec<GroupMember<'l>>, is_reclaimed: bool) -> Self {
+        let uids = members.iter().map(|member| member.victim.uid.clone()).collect();
+        members.sort_by_key(|member| member.node);
+        let places = members.iter().map(|member| (member.node.clone(), member.victim.tenant)).collect();
+        let sum = |GroupMember { victim, .. }: &GroupMember<'_>| GroupSum {
+            eviction_cost: EvictionCost::default().plus(victim),
+            grace: victim.grace,
+            given_back: victim.given_back,
+        };
+        let mut before = vec![GroupSum::default()];
+        before.extend(members.iter().scan(GroupSum::default(), |so_far, member| {
+            *so_far = so_far.and(sum(member));
+            Some(*so_far)
+        }));
+        let mut behind = vec![GroupSum::default()];
+        behind.extend(members.iter().rev().scan(GroupSum::default(), |so_far, member| {
+            *so_far = so_far.and(sum(member));
+            Some(*so_far)
+        }));
+        behind.reverse();
+        Self { members, places, uids, before, behind, is_reclaimed }
     }
 
-    /// The members on other nodes.
-    fn elsewhere(&self, node: &NodeName) -> impl Iterator<Item = &GroupMember<'l>> {
-        self.members.iter().filter(move |member| member.node != node)
+    /// The group as part of one node's candidate: members on that node are potential victims there, the others are summed up.
+    fn gang(&self, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
+        let here = self.on(node);
+        let GroupSum { eviction_cost, grace, given_back } =
+            self.before[here.start].and(self.behind[here.end]);
+        let elsewhere = self.members[..here.start].iter().chain(&self.members[here.end..]);
+        VictimGroup {
+            members: self.uids.clone(),
+            eviction_cost,
+            grace,
+            given_back,
+            budgets: elsewhere
+                .flat_map(|member| &member.budgets)
+                .map(|budget| places.budget(*budget))
+                .collect(),
+            elsewhere: MembersElsewhere::new(self.places.clone(), here),
+        }
+    }
+
+    /// The members on a node.
+    fn on(&self, node: &NodeName) -> Range<usize> {
+        let first = self.members.partition_point(|member| member.node < node);
+        first..first + self.members[first..].partition_point(|member| member.node == node)
+    }
+
+    fn has_members_elsewhere(&self, node: &NodeName) -> bool {
+        self.on(node).len() < self.members.len()
     }
 }
 

@@ -103,7 +103,7 @@ fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
         grace: Millis::seconds(60),
         given_back: TenantUsage::default(),
         budgets: Vec::new(),
-        elsewhere: Vec::new(),
+        elsewhere: MembersElsewhere::default(),
     }];
     assert_eq!(
         leave(std::slice::from_ref(&grouped), 50, BudgetRules::Keep).unwrap(),

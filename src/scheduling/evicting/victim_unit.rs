@@ -213,7 +213,7 @@ impl<'a> VictimUnit<'a> {
             return scopes;
         }
         let here = self.residents.iter().map(|resident| ScopeKey::of(&candidate.node, resident.tenant));
-        let elsewhere = self.gang.into_iter().flat_map(|gang| &gang.elsewhere);
+        let elsewhere = self.gang.into_iter().flat_map(|gang| gang.elsewhere.iter());
         let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::of(node, *tenant));
         here.chain(elsewhere).flatten().for_each(|key| *scopes.entry(key).or_default() += 1);
         scopes

@@ -4,7 +4,8 @@
 use crate::ids::{NodeName, PodUid};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::evicting::{
-    BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, Shortfall, VictimGroup, VictimSet, cheapest,
+    BudgetRules, EvictionCost, MembersElsewhere, PreemptionCandidate, SearchEffort, Shortfall, VictimGroup,
+    VictimSet, cheapest,
 };
 use crate::scheduling::ledger::{
     PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, settle_class_exclusions,
@@ -275,7 +276,7 @@ impl VictimCluster {
             grace: Millis::seconds(1),
             given_back: TenantUsage { vram: Bytes(elsewhere().map(gives_back).sum()), milli_gpus: 0 },
             budgets: elsewhere().flat_map(|pod| &pod.budgets).map(|budget| *budget as u16).collect(),
-            elsewhere: Vec::new(),
+            elsewhere: MembersElsewhere::default(),
         }
     }
 
