@@ -128,6 +128,40 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
 }
 
 #[test]
+fn on_each_node_a_group_costs_what_its_members_elsewhere_do() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    for (name, on, gib) in [("g-1", "a", 10), ("g-2", "b", 20), ("g-3", "a", 30), ("g-4", "b", 5)] {
+        bench.bound_with(name, on, demand(gib, -10), in_group("g"));
+    }
+    bench.ask(BudgetRules::Keep);
+    let preemptor = bench.ledger.preemptor(&uid("asks"));
+    let rooms = bench.ledger.candidates_for(&preemptor, [&node("a"), &node("b")]);
+    let costs = |room: &PreemptionCandidate| {
+        room.candidates.iter().fold(EvictionCost::default(), |cost, victim| cost.plus(victim))
+    };
+    for [here, other] in [[&rooms[0], &rooms[1]], [&rooms[1], &rooms[0]]] {
+        let [group] = &here.gangs[..] else { panic!("{:?}", here.gangs) };
+        assert_eq!(group.eviction_cost, costs(other));
+        assert_eq!(group.members[..], ["g-1", "g-2", "g-3", "g-4"].map(uid));
+        let elsewhere: Vec<_> = group.elsewhere.iter().map(|(node, _)| node.clone()).collect();
+        assert_eq!(elsewhere, [other.node.clone(), other.node.clone()]);
+    }
+}
+
+#[test]
+fn no_pod_waits_for_one_that_takes_hours_to_leave() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() });
+    bench.bound("other", "a", observed());
+    let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(365 * 24 * 3600) };
+    bench.bound("bait", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
+    bench.bound("stays", "b", observed());
+    assert_eq!(bench.group_victims(), three("cheap", "", ""));
+    let set = VictimSet { node: node("b"), ..bench.ask(BudgetRules::Keep).unwrap() };
+    assert_eq!(bench.reserve(&set, vec![uid("bait")]), Err(AssumeConflict::VictimProtected));
+}
+
+#[test]
 fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     let mut bench = CandidateFixture::new(Policy::default());
     let disruption_info = |edit: fn(&mut DisruptionInfo)| {

@@ -97,18 +97,23 @@ pub enum KeepReason {
     DoNotDisrupt,
     #[error("Kueue manages it")]
     QueueManaged,
+    #[error("it may take {} s to end after it is told to", grace.0 / 1000)]
+    Grace { grace: Millis },
     #[error("its tenant's guarantee protects it")]
     Tenant,
     #[error("a member of its {0} cannot be evicted, and a group is evicted together or not at all")]
     Group(GroupKey),
 }
 
+/// A pod that takes longer to leave is not waited for: its owner says how long that is, and others' pods would wait for it.
+const LONGEST_WAIT: Millis = Millis::seconds(600);
+
 /// Whether a pod that is being deleted may be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::scheduling) enum Departure {
     /// Its VRAM becomes free; that may take so long.
     Soon(Millis),
-    /// Its grace period is long over: something keeps it, and it is unknown for how long.
+    /// Its grace period is long over, and something keeps it, or is longer than a pod is waited for.
     Stuck,
 }
 
@@ -198,13 +203,20 @@ impl Ledger {
 
     fn departure(&self, bound: &BoundPod) -> Option<Departure> {
         let by = bound.leaving?;
-        let is_soon = self.now <= by + self.policy.preemption.reservation_slack;
+        let latest = by + self.policy.preemption.reservation_slack;
+        let is_soon = self.now <= latest && by <= self.now + LONGEST_WAIT;
         Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
     }
 
     /// How a pod that is being deleted leaves, if it is one.
     pub(in crate::scheduling) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
         self.departure(pod_state.bound()?)
+    }
+
+    /// Whether the pod is being deleted, and is waited for.
+    pub(in crate::scheduling) fn leaves_soon(&self, uid: &PodUid) -> bool {
+        let departure = self.pod_state(uid).and_then(|pod_state| self.departure_of(pod_state));
+        matches!(departure, Some(Departure::Soon(_)))
     }
 
     /// Of each model, what is nearest to a GPU. Looks at every node.

@@ -160,6 +160,11 @@ impl Ledger {
         }
     }
 
+    /// By when a reservation ends whose victims may take so long to leave.
+    pub(in crate::scheduling) fn deadline_after(&self, longest_grace: Millis) -> Moment {
+        self.now + longest_grace.min(LONGEST_GRACE) + self.policy.preemption.reservation_slack
+    }
+
     /// By when a reservation ends at the latest, whatever deadline was written down.
     pub(super) fn latest_deadline(&self) -> Moment {
         self.now + LONGEST_GRACE + self.policy.preemption.reservation_slack

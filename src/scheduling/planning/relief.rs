@@ -93,7 +93,7 @@ pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
     is_fresh
         && load.is_some_and(|load| is_pressed(load, &rules, true))
         && there.contains(uid)
-        && !there.iter().any(|uid| ledger.is_leaving(uid))
+        && !there.iter().any(|uid| ledger.leaves_soon(uid))
         && engine.is_some_and(|engine| ledger.own_keep_reason(pod_state, &engine.demand).is_none())
 }
 
@@ -119,7 +119,7 @@ fn relieve(
     let engine = &engine_on(ledger, &there)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
-    if there.iter().any(|uid| ledger.is_leaving(uid)) {
+    if there.iter().any(|uid| ledger.leaves_soon(uid)) {
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;

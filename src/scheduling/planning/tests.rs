@@ -8,7 +8,7 @@ use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, placed,
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::disruption_info::{
-    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
 use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};

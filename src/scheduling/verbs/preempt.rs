@@ -302,7 +302,7 @@ impl Change for PreemptDecided {
             node: victims.node.clone(),
             devices,
             victims: leaving.clone().into(),
-            deadline: ledger.now() + victims.longest_grace + policy.preemption.reservation_slack,
+            deadline: ledger.deadline_after(victims.longest_grace),
         };
         ledger.reserve(&uid, reservation.clone())?;
         ledger.note_ordered(&leaving);

@@ -64,6 +64,21 @@ fn pressure_that_falls_below_its_end_is_timed_anew() {
 }
 
 #[test]
+fn one_that_takes_hours_to_leave_keeps_no_other_from_leaving() {
+    for (grace, expected) in [(30, vec![]), (24 * 3600, vec!["small"])] {
+        let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+        let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(grace) });
+        let observed = ObservedDisruptionInfo { leaving, ..ObservedDisruptionInfo::default() };
+        cluster.run("bait", ("n", 0), job(1), None, observed);
+        pressed(&mut cluster, 97, 0);
+        evicted(&cluster, &mut watch);
+        cluster.pass(10);
+        pressed(&mut cluster, 97, 0);
+        assert_eq!(evicted(&cluster, &mut watch), expected, "{grace} s");
+    }
+}
+
+#[test]
 fn an_unmeasured_engine_evicts_no_neighbour() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     assert!(watch.look(&cluster, &BTreeSet::new()).is_empty());

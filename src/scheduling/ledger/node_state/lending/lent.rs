@@ -10,7 +10,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
-use crate::units::Bytes;
+use crate::units::{Bytes, Millis};
 use std::sync::Arc;
 
 impl NodeState {
@@ -129,6 +129,9 @@ impl NodeState {
     }
 }
 
+/// Of a pod that borrows: its lender waits for so long.
+const LONGEST_GRACE: Millis = Millis::seconds(600);
+
 /// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted alone.
 pub(in crate::scheduling::ledger::node_state) fn may_borrow(
     demand: &Demand,
@@ -139,7 +142,7 @@ pub(in crate::scheduling::ledger::node_state) fn may_borrow(
     demand.terms.borrows && !pod_state.is_some_and(stays)
 }
 
-/// What would keep a pod from being evicted alone when a lender asks.
+/// What would keep a pod from being evicted alone, and soon, when a lender asks.
 pub(super) fn kept_from_borrowing(
     demand: &Demand,
     pod_state: &PodState,
@@ -151,6 +154,9 @@ pub(super) fn kept_from_borrowing(
     }
     if info.queue_managed {
         return Some(KeepReason::QueueManaged);
+    }
+    if demand.grace > LONGEST_GRACE {
+        return Some(KeepReason::Grace { grace: demand.grace });
     }
     let honors = policy.class(demand.class).honors_do_not_disrupt();
     (info.do_not_disrupt && honors).then_some(KeepReason::DoNotDisrupt)

@@ -89,6 +89,15 @@ fn lent_vram_is_reserved_for_no_pod_that_may_not_borrow() {
 }
 
 #[test]
+fn a_pod_that_may_take_hours_to_leave_borrows_nothing() {
+    let mut cluster = asleep();
+    cluster.wait("slow", Demand { grace: Millis::seconds(3600), ..shared(30, -10) });
+    assert_eq!(cluster.bind_on_n("slow"), None, "its lender would wait for an hour");
+    cluster.wait("job", Demand { grace: Millis::seconds(600), ..shared(30, -10) });
+    assert!(cluster.bind_on_n("job").is_some());
+}
+
+#[test]
 fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     let mut cluster = asleep();
     cluster.wait("job", shared(30, -10));
