@@ -1,9 +1,11 @@
 //! What changes between the question of the preempt verb and its decision.
 
 use super::*;
+use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint};
 use crate::scheduling::ledger::{ObservedWaiting, PODS_LOOKED_AT};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
+use crate::scheduling::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved};
 use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
@@ -11,6 +13,8 @@ use crate::scheduling::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
 use crate::scheduling::vocabulary::label_selector::Selector;
+use crate::scheduling::vocabulary::node::NodeKind;
+use std::sync::Arc;
 
 /// A job of low priority on each of two nodes, a budget that covers both and lets one go, and a pod for each of their places.
 fn two_jobs(policy: Policy) -> LedgerCluster {
@@ -178,4 +182,37 @@ fn an_offered_node_that_is_dearer_whatever_it_has_is_not_looked_at() {
     };
     let (few, many) = (looks(8), looks(64));
     assert!(few > 0 && few == many, "{few} {many}");
+}
+
+/// One node with a free GPU and a busy one, and with one adapter, which `holder` has; a cheaper job is beside it.
+fn with_one_adapter(free_gpus: u32) -> (LedgerCluster, Requirements) {
+    let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1 + free_gpus)]);
+    let adapter = |n: u64| Amounts::of(&[("example.com/rdma", n)].into());
+    let (labels, taints) = (Arc::default(), Arc::new([]));
+    let machine = FilterNode { name: node("a"), labels, taints, allocatable: adapter(1), pods: 110 };
+    cluster.apply(NodeObserved { machine: Some(machine), ..NodeObserved::new(node("a"), NodeKind::Stowage) });
+    for (job, priority, adapters) in [("cheap", -20, 0), ("holder", -10, 1)] {
+        let demand = demand_of(36 << 30, 1, Sharing::Shared, priority);
+        cluster.run(job, ("a", 0), demand, None, ObservedDisruptionInfo::default());
+        let Requirements { repels, .. } = Requirements::default();
+        let (amounts, ports, claims_devices) = (adapter(adapters), Arc::default(), false);
+        let footprint = NodeFootprint { node: node("a"), amounts, ports, repels, volumes: 0, claims_devices };
+        let pod = FilterPod::Bound { footprint, successor: None };
+        cluster.apply(FilterPodObserved { uid: uid(job), pod });
+    }
+    cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
+    (cluster, Requirements { amounts: adapter(1), ..Requirements::default() })
+}
+
+#[test]
+fn what_kube_scheduler_evicts_for_another_resource_than_vram_leaves() {
+    for free_gpus in [0, 1] {
+        let (mut cluster, wants) = with_one_adapter(free_gpus);
+        let offered = OfferedNode { node: "a".into(), victims: vec!["holder".into()], pdb_violations: 0 };
+        let view = PreemptView { wants, ..view_of(&mut cluster, "asks", vec![offered]) };
+        match preempt(view) {
+            PreemptDecision::Evict { victims, .. } => assert_eq!(victims.victims, [uid("holder")]),
+            other => panic!("{free_gpus} free GPUs: {other:?}"),
+        }
+    }
 }
