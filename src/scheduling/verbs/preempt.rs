@@ -15,10 +15,12 @@ use crate::ids::{NodeName, PodUid};
 #[cfg(test)]
 use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::evicting::{
-    self, BudgetRules, CandidateSurvey, ExaminedCandidate, NodeCostBound, PreemptionCandidate, SearchEffort,
-    Shortfall, VictimSet,
+    self, BudgetRules, CandidateSource, CandidateSurvey, ExaminedCandidate, NodeCostBound,
+    PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
 };
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, FilterSnapshot, Requirements};
+use crate::scheduling::kube_filters::{
+    AssumedNodeChange, FilterQuery, FilterReason, FilterSnapshot, FilterVerdict, Requirements,
+};
 use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
@@ -113,16 +115,29 @@ pub enum NotReserved {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftToPlanner(pub PodUid);
 
+/// Which pods of an offered node may leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VictimChoice {
+    /// Whichever may be evicted, as few as are needed.
+    Any,
+    /// All that kube-scheduler would evict. It knows what Stowage chooses no victims by: ports, other resources than CPU and memory,
+    /// how many pods a node may have.
+    KubeSchedulers,
+}
+
 /// The offered nodes, of which only those are looked at that could be cheapest; and the state that they are assessed by.
 struct OfferedCandidates<'a> {
     ledger: &'a Ledger,
     /// Of the preempting pod.
     demand: &'a Demand,
+    /// The same beside GPUs that stay free.
+    searched: &'a Demand,
     /// What the nodes have in common is looked at once.
     survey: CandidateSurvey<'a>,
     /// CPU, memory and other resources that it requests besides GPUs.
     query: FilterQuery<'a>,
     offered: BTreeMap<NodeName, OfferedNode>,
+    choice: VictimChoice,
     /// Those that were looked at.
     known: BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>,
     /// Of each candidate, those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
@@ -163,22 +178,28 @@ fn decide(
     let mut candidates = OfferedCandidates {
         ledger: &ledger,
         demand,
+        searched: &searched,
         // kube-scheduler evicts pods of one node.
         survey: ledger.survey(&preemptor, demand).of_one_node(),
         query,
         offered: offered.collect(),
+        choice: VictimChoice::Any,
         known: BTreeMap::new(),
         others: BTreeMap::new(),
     };
     let cost_bounds = bounds(&candidates, &preemptor, &searched);
-    let mut by = |rules| {
-        let look = |node: &NodeName| candidates.look(node, &searched);
-        evicting::cheapest_among(cost_bounds.iter().cloned(), &searched, rules, SearchEffort::default(), look)
+    let mut by = |choice| {
+        candidates.choose(choice);
+        let mut by = |rules| {
+            let bounds = cost_bounds.iter().cloned();
+            evicting::cheapest_among(bounds, &searched, rules, SearchEffort::default(), &mut candidates)
+        };
+        match ledger.policy().preemption.violate_budgets {
+            ViolateBudgets::Never => by(BudgetRules::Keep),
+            ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),
+        }
     };
-    let found = match ledger.policy().preemption.violate_budgets {
-        ViolateBudgets::Never => by(BudgetRules::Keep),
-        ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),
-    };
+    let found = by(VictimChoice::Any).or_else(|| by(VictimChoice::KubeSchedulers));
     let Some(mut victims) = found else { return PreemptDecision::NoCandidate };
     let others = candidates.others.remove(&victims.node).unwrap_or_default();
     if victims.victims.is_empty() && others.is_empty() && victims.awaited.is_empty() {
@@ -211,19 +232,40 @@ impl Change for PreemptAsked {
     }
 }
 
-impl OfferedCandidates<'_> {
-    fn look(
-        &mut self,
-        node: &NodeName,
-        searched: &Demand,
-    ) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
+impl CandidateSource for &mut OfferedCandidates<'_> {
+    type Candidate = Rc<PreemptionCandidate>;
+
+    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
         if let Some(known) = self.known.get(node) {
             return known.clone();
         }
-        let found = self.candidate(node).and_then(|candidate| evicting::seen(candidate, searched));
+        let found = self.candidate(node).and_then(|candidate| evicting::seen(candidate, self.searched));
         let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
         self.known.insert(node.clone(), found.clone());
         found
+    }
+
+    /// Whether kube-scheduler's own filters accept the pod once the victims are gone, as far as is known here.
+    fn accepts(&mut self, set: &VictimSet) -> bool {
+        let others =
+            self.others.get(&set.node).into_iter().flatten().filter_map(|uid| PodUid::parse(uid).ok());
+        let leaving: Vec<PodUid> = set.all_victims().into_iter().chain(others).collect();
+        let beside = AssumedNodeChange { leaving: &leaving, coming: self.ledger.coming_to(&set.node) };
+        match self.query.verdict(&set.node, &beside) {
+            FilterVerdict::Accepts | FilterVerdict::Rejects(FilterReason::UnknownNode) => true,
+            FilterVerdict::Rejects(_) => false,
+            // kube-scheduler asks because it would evict pods there. Nothing says that it would not have to.
+            FilterVerdict::Unsupported(_) => !leaving.is_empty(),
+        }
+    }
+}
+
+impl OfferedCandidates<'_> {
+    /// Forgets what was looked at for another choice.
+    fn choose(&mut self, choice: VictimChoice) {
+        self.choice = choice;
+        self.known.clear();
+        self.others.clear();
     }
 
     fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
@@ -246,12 +288,23 @@ impl OfferedCandidates<'_> {
             }
         }
         let mut shortfall = Shortfall::of(residents.iter());
-        // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
-        let missing = demand.vram().minus(ledger.sum_left_on(node));
-        shortfall.vram = shortfall.vram.min(missing);
-        let lack = query.shortfall(node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) });
-        let HostResources { cpu, memory } = shortfall.host_resources;
-        shortfall.host_resources = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+        match self.choice {
+            VictimChoice::Any => {
+                // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
+                let missing = demand.vram().minus(ledger.sum_left_on(node));
+                shortfall.vram = shortfall.vram.min(missing);
+                let coming = ledger.coming_to(node);
+                let lack = query.shortfall(node, &AssumedNodeChange { leaving: &[], coming });
+                let HostResources { cpu, memory } = shortfall.host_resources;
+                shortfall.host_resources =
+                    HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+            }
+            // What all of them free: none stays.
+            VictimChoice::KubeSchedulers => {
+                let is_one = |victim: &PotentialVictim| residents.iter().any(|one| one.uid == victim.uid);
+                candidate.candidates.retain(is_one);
+            }
+        }
         candidate.shortfall = shortfall;
         // Whatever kube-scheduler's victims must free, and none that Stowage knows frees, the chosen victims must free.
         let known = known_violations(&candidate, &residents);

@@ -244,6 +244,37 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
     }
 }
 
+/// Why a container with a long name has no annotation for the NRI plugin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_too_long_comes_in_with_a_binding_and_no_write_after_it() {
+    let Some(world) = installed().await else { return };
+    world.add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
+    let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
+    for (container, is_writable) in [("c".repeat(53), true), ("c".repeat(54), false)] {
+        let name = format!("of-{}", container.len());
+        let mut pod = pod(None, &json!([]), &json!({}));
+        pod["metadata"]["name"] = json!(name);
+        pod["spec"]["schedulerName"] = json!("nobody");
+        pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        let annotations =
+            json!({ format!("nvidia.cdi.k8s.io/container.{container}"): "nvidia.com/gpu=GPU-1" });
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name, "annotations": annotations },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": "a" },
+        });
+        let stowage =
+            kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+        let bound: Api<Pod> = Api::default_namespaced(stowage);
+        bound
+            .create_subresource::<_, Value>("binding", &name, &PostParams::default(), &binding)
+            .await
+            .unwrap();
+        let running = Patch::Strategic(json!({ "status": { "phase": "Running" } }));
+        let written = pods.patch_status(&name, &PatchParams::default(), &running).await;
+        assert_eq!(written.is_ok(), is_writable, "{name}: {written:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
     let Some(world) = installed().await else { return };
