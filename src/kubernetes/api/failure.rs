@@ -19,6 +19,8 @@ pub enum FailureCause {
     Conflict,
     /// 429, and how long to wait, if the answer says so.
     TooMany { after: Option<Duration> },
+    /// An eviction of a pod that several disruption budgets cover: the API server refuses it, whatever they allow, with a 500.
+    SeveralBudgets,
     /// Nothing was written: it was refused, or never sent.
     Refused,
     /// It may have been written.
@@ -34,11 +36,21 @@ impl ApiFailure {
     }
 }
 
+impl ApiFailure {
+    /// Disruption budgets refuse an eviction.
+    pub fn is_of_budgets(&self) -> bool {
+        matches!(self.why, FailureCause::TooMany { .. } | FailureCause::SeveralBudgets)
+    }
+}
+
 impl From<kube::Error> for ApiFailure {
     fn from(error: kube::Error) -> Self {
         Self { why: why(&error), message: error.to_string() }
     }
 }
+
+/// In the API server's answer to an eviction (`registry/core/pod/storage/eviction.go`).
+const SEVERAL_BUDGETS: &str = "more than one PodDisruptionBudget";
 
 /// An answer that leaves it open is unknown, and has to be read.
 fn why(error: &kube::Error) -> FailureCause {
@@ -54,6 +66,7 @@ fn why(error: &kube::Error) -> FailureCause {
             408 => FailureCause::Unknown,
             422 if is_about_uid(status) => FailureCause::Gone,
             400..500 => FailureCause::Refused,
+            500 if status.message.contains(SEVERAL_BUDGETS) => FailureCause::SeveralBudgets,
             _ => FailureCause::Unknown,
         },
         // The request was never sent.
@@ -72,7 +85,9 @@ impl From<ApiFailure> for BindOutcome {
     fn from(ApiFailure { why, message }: ApiFailure) -> Self {
         match why {
             FailureCause::Conflict => Self::Conflict,
-            FailureCause::Gone | FailureCause::Refused => Self::Refused { message },
+            FailureCause::Gone | FailureCause::Refused | FailureCause::SeveralBudgets => {
+                Self::Refused { message }
+            }
             // A proxy may answer this after it has passed the request on, and a Binding must not be repeated without a read.
             FailureCause::TooMany { .. } | FailureCause::Unknown => Self::Unknown { message },
         }
@@ -83,7 +98,7 @@ impl From<ApiFailure> for ControlPlaneError {
     fn from(ApiFailure { why, message }: ApiFailure) -> Self {
         match why {
             FailureCause::Gone => Self::Gone,
-            FailureCause::Refused => Self::Refused(message),
+            FailureCause::Refused | FailureCause::SeveralBudgets => Self::Refused(message),
             FailureCause::Conflict | FailureCause::TooMany { .. } | FailureCause::Unknown => {
                 Self::Unknown(message)
             }
@@ -98,6 +113,18 @@ mod tests {
     fn answered(code: u16) -> ApiFailure {
         let status = kube::core::Status::failure("no", "Because").with_code(code);
         kube::Error::Api(Box::new(status)).into()
+    }
+
+    #[test]
+    fn an_eviction_that_several_budgets_refuse_is_one_that_budgets_refuse() {
+        let said = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+        let failed = |message: &str| -> ApiFailure {
+            let status = kube::core::Status::failure(message, "InternalError").with_code(500);
+            kube::Error::Api(Box::new(status)).into()
+        };
+        let (several, other) = (failed(said), failed("etcdserver: request timed out"));
+        assert_eq!((several.why, several.is_of_budgets()), (FailureCause::SeveralBudgets, true));
+        assert_eq!((other.why, other.is_of_budgets()), (FailureCause::Unknown, false));
     }
 
     #[test]
