@@ -22,8 +22,9 @@ use tokio::sync::mpsc;
 
 /// How long the same kind of Event is suppressed for a pod.
 const QUIET: Millis = Millis::seconds(600);
-/// How many (pod, kind) pairs are remembered: more than a cluster refuses in ten minutes, and less than a megabyte.
-const REMEMBERED: usize = 8192;
+/// How many (pod, kind) pairs are remembered, in a few megabytes. What is told beyond them in that time is dropped: forgotten pairs
+/// would have a new Event at each attempt of tens of thousands of pods.
+const REMEMBERED: usize = 32_768;
 /// Events waiting to be written. Beyond these the API server is too slow for them to be useful.
 const WAITING: usize = 1024;
 /// A write that takes longer is given up, so that others get their turn.
@@ -58,6 +59,9 @@ impl EventRecorder {
         if kind.repeats() && told.is_told(&uid, kind, now) {
             return count(&self.service, kind, "suppressed");
         }
+        if kind.repeats() && told.is_full() {
+            return count(&self.service, kind, "dropped");
+        }
         // What finds no place was not told.
         let Ok(place) = self.queue.try_reserve() else { return count(&self.service, kind, "dropped") };
         if kind.repeats() {
@@ -82,11 +86,12 @@ impl RecentEvents {
         self.told.contains(&(uid.clone(), kind))
     }
 
+    fn is_full(&self) -> bool {
+        self.order.len() >= REMEMBERED
+    }
+
     /// The pod has such an Event from now on, and had none.
     fn note(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
-        if self.order.len() >= REMEMBERED {
-            self.forget_oldest();
-        }
         self.told.insert((uid.clone(), kind));
         self.order.push_back((now, uid, kind));
     }
@@ -198,14 +203,20 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_recorded_events_is_limited_and_the_oldest_are_forgotten_first() {
-        let mut told = RecentEvents::default();
-        for n in 0..REMEMBERED + 10 {
-            told.note(uid(n), PodEventReason::Unschedulable, Moment(n as u64 / 100));
+    fn beyond_what_is_remembered_no_pod_gets_an_event_until_the_first_are_forgotten() {
+        let service = Service::with_stopped_clock(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        for n in 0..REMEMBERED {
+            notices.record_event(refusal(n));
+            assert!(receiver.try_recv().is_ok());
         }
-        assert_eq!((told.told.len(), told.order.len()), (REMEMBERED, REMEMBERED));
-        assert!(!told.is_told(&uid(9), PodEventReason::Unschedulable, Moment(1000)));
-        assert!(told.is_told(&uid(10), PodEventReason::Unschedulable, Moment(1000)));
+        notices.record_event(refusal(REMEMBERED));
+        assert!(receiver.try_recv().is_err(), "each attempt of so many pods would be one");
+        notices.record_event(PodEvent { kind: PodEventReason::Evicted, ..refusal(REMEMBERED) });
+        assert_eq!(receiver.try_recv().is_ok(), !PodEventReason::Evicted.repeats());
+        notices.told.lock().forget_until(service.now() + QUIET);
+        notices.record_event(refusal(REMEMBERED));
+        assert!(receiver.try_recv().is_ok());
     }
 
     #[test]
