@@ -55,6 +55,8 @@ pub mod flight_recorder;
 #[cfg(feature = "service")]
 pub mod kubernetes;
 #[cfg(feature = "service")]
+mod listening;
+#[cfg(feature = "service")]
 pub mod policy_watch;
 #[cfg(feature = "service")]
 pub mod report;

@@ -17,6 +17,7 @@ use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::observed::ObservedControlPlane;
 use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
+use crate::listening;
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::{BundleSource, Service};
@@ -379,12 +380,10 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
 }
 
 fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
-    let listener = match TcpListener::bind(address) {
-        Ok(listener) => listener,
+    match listening::listen(address) {
+        Ok(listener) => Ok(listener),
         Err(error) => bail!("{flag} {address}: {error}"),
-    };
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    }
 }
 
 /// The first signal begins an orderly shutdown; a second one ends the process at once. On a thread and a runtime of its own, so

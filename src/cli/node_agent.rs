@@ -12,6 +12,7 @@ use crate::agent::run::{self, AgentOptions, Print};
 use crate::ids::NodeName;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
+use crate::listening;
 use crate::policy_file::format;
 use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
@@ -72,7 +73,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Where to serve metrics for Prometheus, such as 0.0.0.0:9447; without it they are not served
+    /// Where to serve metrics for Prometheus, such as [::]:9447; without it they are not served
     #[arg(long, value_name = "ADDRESS", value_parser = super::address::address, conflicts_with = "once")]
     metrics_listen: Option<SocketAddr>,
 
@@ -161,9 +162,7 @@ impl AgentArgs {
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let listener = TcpListener::bind(address).with_context(|| format!("--metrics-listen {address}"))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    listening::listen(address).with_context(|| format!("--metrics-listen {address}"))
 }
 
 /// The kubelet's default name of its node: the machine's host name in lower case.
