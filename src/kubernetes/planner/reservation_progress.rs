@@ -141,7 +141,10 @@ impl ReservationProgress {
 impl Planner {
     /// Evicts the victims of each reservation, then nominates its pod.
     pub(super) fn advance_reservations(&mut self, now: Moment) {
-        let reservation_status = self.service.cluster().reservation_status();
+        // Of a copy: a filter waits for the lock, and thousands of pods may have reservations.
+        let ledger = self.service.cluster().scratch();
+        let reservation_status = ledger.reservation_status();
+        drop(ledger);
         self.progress_of.retain(|uid, _| reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
         let service = self.service.clone();
         // Most ticks evict no pod.

@@ -6,13 +6,12 @@ use super::pod_state::PodState;
 use super::preemptor::KeepReason;
 use super::waiting_pod::{SchedulingGate, WaitingPod};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
-
-/// What a reservation may last beyond its slack, whatever it says: longer than any pod should take to leave.
-const LONGEST_GRACE: Millis = Millis::seconds(3600);
 
 /// Two deadlines that differ by less are one.
 const SAME_DEADLINE: Millis = Millis::seconds(1);
@@ -51,18 +50,30 @@ pub struct RemainingVictim {
     pub reclaimed_by: Option<Arc<str>>,
 }
 
+/// By group, the first members whose reservations are not free yet: the members of a group are looked at once for all of them.
+type WaitingGroups<'l> = FxHashMap<&'l GroupKey, Vec<&'l PodUid>>;
+
 impl Ledger {
     /// All reservations, in order of UID.
     pub fn reservation_status(&self) -> Vec<ReservationStatus> {
+        let mut waiting_groups = WaitingGroups::default();
         let reservations = self.pod_states.reservations();
         let mut all: Vec<ReservationStatus> =
-            reservations.filter_map(|(uid, ..)| self.reservation_of(uid)).collect();
+            reservations.filter_map(|(uid, ..)| self.status_of(uid, &mut waiting_groups)).collect();
         all.sort_by(|a, b| a.uid.cmp(&b.uid));
         all
     }
 
     /// That of one pod.
     pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
+        self.status_of(uid, &mut WaitingGroups::default())
+    }
+
+    fn status_of<'l>(
+        &'l self,
+        uid: &PodUid,
+        waiting_groups: &mut WaitingGroups<'l>,
+    ) -> Option<ReservationStatus> {
         let pod_state = self.pod_states.get(uid)?;
         let Some(WaitingPod {
             reservation: Some(reservation), gate, nominated, reservation_observed, ..
@@ -84,22 +95,29 @@ impl Ledger {
                 .collect(),
             is_free: node_state.exists()
                 && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
-                && !self.has_waiting_group_members(uid, pod_state),
+                && !self.has_waiting_group_members(uid, pod_state, waiting_groups),
             is_shown: *reservation_observed,
         })
     }
 
     /// Whether the reservation of another pod of its group is not free yet: a group starts whole.
-    fn has_waiting_group_members(&self, uid: &PodUid, pod_state: &PodState) -> bool {
-        let members =
-            pod_state.disruption_info.placed_with().into_iter().flat_map(|group| self.members(group));
-        members.filter(|(member, _)| *member != uid).filter_map(|(_, member)| member.reservation()).any(
-            |reservation| {
-                self.node_states
-                    .get(&reservation.node)
-                    .is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
-            },
-        )
+    fn has_waiting_group_members<'l>(
+        &'l self,
+        uid: &PodUid,
+        pod_state: &'l PodState,
+        waiting_groups: &mut WaitingGroups<'l>,
+    ) -> bool {
+        let Some(group) = pod_state.disruption_info.placed_with() else { return false };
+        let waiting = waiting_groups.entry(group).or_insert_with(|| {
+            let waits = |reservation: &Reservation| {
+                let node_state = self.node_states.get(&reservation.node);
+                node_state.is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
+            };
+            let members = self.members(group).filter(|(_, member)| member.reservation().is_some_and(waits));
+            // One would do, and a second that is not the pod itself.
+            members.map(|(uid, _)| uid).take(2).collect()
+        });
+        waiting.iter().any(|member| *member != uid)
     }
 
     /// Whether the reservation of this preemptor still evicts the pod: it may have been ordered a while ago.
@@ -158,11 +176,6 @@ impl Ledger {
             let until = observed.deadline.min(self.latest_deadline());
             self.extend_reservation(uid, until);
         }
-    }
-
-    /// By when a reservation ends whose victims may take so long to leave.
-    pub(in crate::scheduling) fn deadline_after(&self, longest_grace: Millis) -> Moment {
-        self.now + longest_grace.min(LONGEST_GRACE) + self.policy.preemption.reservation_slack
     }
 
     /// By when a reservation ends at the latest, whatever deadline was written down.
