@@ -9,6 +9,7 @@ use crate::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PodEvent,
     PodEventReason, StatusChange,
 };
+use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::DeleteParams;
@@ -64,7 +65,7 @@ impl ApiControlPlane {
     /// eviction.
     async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let refused = match self.post_eviction(key, uid).await {
-            Err(failure) if matches!(failure.why, FailureCause::TooMany { .. }) => failure,
+            Err(failure) if failure.is_of_budgets() => failure,
             answer => return answer,
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
@@ -72,10 +73,17 @@ impl ApiControlPlane {
         if waits || self.open().is_err() { Err(refused) } else { self.delete(key, uid).await }
     }
 
-    /// With the pod's own grace period.
+    /// The grace period that a victim gets whose own is longer than others wait for, in seconds.
+    fn shortened_grace(&self, uid: &PodUid) -> Option<u32> {
+        let cluster = self.service.cluster();
+        let is_long = cluster.pod_state(uid).is_some_and(|pod_state| pod_state.demand.grace >= LONGEST_GRACE);
+        is_long.then_some((LONGEST_GRACE.0 / 1000) as u32)
+    }
+
     async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
-        let params = DeleteParams::default().preconditions(preconditions);
+        let mut params = DeleteParams::default().preconditions(preconditions);
+        params.grace_period_seconds = self.shortened_grace(uid);
         let pods = self.pods(key);
         within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
     }
@@ -90,6 +98,7 @@ impl ApiControlPlane {
             },
             delete_options: Some(DeleteOptions {
                 preconditions: Some(preconditions),
+                grace_period_seconds: self.shortened_grace(uid).map(i64::from),
                 ..DeleteOptions::default()
             }),
         };
@@ -103,7 +112,7 @@ impl ApiControlPlane {
         match why {
             FailureCause::Gone => EvictionOutcome::Gone,
             FailureCause::TooMany { after } => EvictionOutcome::TryLater { after },
-            FailureCause::Refused => EvictionOutcome::Refused { message },
+            FailureCause::Refused | FailureCause::SeveralBudgets => EvictionOutcome::Refused { message },
             FailureCause::Unknown => EvictionOutcome::Unknown { message },
             // Another UID, or too many writes of the pod at the same time.
             FailureCause::Conflict => match self.is_still(key, uid).await {

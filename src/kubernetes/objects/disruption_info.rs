@@ -9,6 +9,7 @@ use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
 };
 use crate::units::Millis;
+use crate::units::text::duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -88,12 +89,19 @@ const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) ->
     GroupLabel { kind, name, part: None, size }
 }
 
+/// `true`, or a duration that has not passed since the pod was created.
+fn protects(text: &str, pod: &Pod, now: Timestamp) -> bool {
+    let age = pod.metadata.creation_timestamp.as_ref().map(|created| now.duration_since(created.0));
+    let age = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(0));
+    text == "true" || duration(text).is_ok_and(|protected| age < protected.0)
+}
+
 /// The pod's disruption info; ages are computed by wall time, `now`.
 pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     let (group, group_size) = group(pod).unzip();
     ObservedDisruptionInfo {
         disruption_info: DisruptionInfo {
-            do_not_disrupt: annotation(pod, DO_NOT_DISRUPT) == Some("true"),
+            do_not_disrupt: annotation(pod, DO_NOT_DISRUPT).is_some_and(|text| protects(text, pod, now)),
             deletion_cost: annotation(pod, DELETION_COST)
                 .and_then(|cost| cost.parse().ok())
                 .unwrap_or_default(),
@@ -214,6 +222,17 @@ mod tests {
         assert_eq!(of(both).stamp, CheckpointAge::Ago(Millis::seconds(60)));
         let one = json!({"annotations": {"volcano.sh/last-checkpoint-time": "2026-03-01T11:00:00+00:00"}});
         assert_eq!(of(one).stamp, CheckpointAge::Ago(Millis::seconds(3600)));
+    }
+
+    #[test]
+    fn a_duration_protects_a_pod_for_so_long_from_its_creation_on() {
+        let kept = |text: &str| {
+            let annotations = json!({"karpenter.sh/do-not-disrupt": text});
+            let metadata = json!({"creationTimestamp": "2026-03-01T10:00:00Z", "annotations": annotations});
+            of(metadata).disruption_info.do_not_disrupt
+        };
+        assert_eq!(["true", "4h", "2h30m", "90000s"].map(kept), [true; 4]);
+        assert_eq!(["false", "", "2h", "0", "4", "soon"].map(kept), [false; 6]);
     }
 
     #[test]

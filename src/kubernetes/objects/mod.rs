@@ -38,7 +38,8 @@ use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, 
 use crate::scheduling::policy::{Mode, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{
-    ContainerRequest, ContainerRole, Demand, MAX_GPUS, PluginAmount, PodRequest, RequestError, Sharing,
+    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_GPUS, PluginAmount, PodRequest, RequestError,
+    Sharing,
 };
 use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginResource};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
@@ -362,7 +363,7 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
         priority_class: spec.and_then(|s| s.priority_class_name.as_deref()),
         priority: spec.and_then(|s| s.priority).unwrap_or(0),
         may_preempt: spec.and_then(|s| s.preemption_policy.as_deref()) != Some("Never"),
-        grace: Millis::seconds(grace.try_into().unwrap_or(0)),
+        grace: Millis::seconds(grace.try_into().unwrap_or(0)).min(LONGEST_GRACE),
         containers: &containers,
         gpus: annotation(pod, asked::GPUS),
         exclusive: annotation(pod, asked::EXCLUSIVE),

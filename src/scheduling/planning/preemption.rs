@@ -300,6 +300,6 @@ fn reservation_for(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
         victims: set.all_victims().into(),
-        deadline: ledger.deadline_after(set.longest_grace),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().preemption.reservation_slack,
     })
 }

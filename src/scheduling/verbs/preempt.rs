@@ -355,7 +355,7 @@ impl Change for PreemptDecided {
             node: victims.node.clone(),
             devices,
             victims: leaving.clone().into(),
-            deadline: ledger.deadline_after(victims.longest_grace),
+            deadline: ledger.now() + victims.longest_grace + policy.preemption.reservation_slack,
         };
         ledger.reserve(&uid, reservation.clone())?;
         ledger.note_ordered(&leaving);

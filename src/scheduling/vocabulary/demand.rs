@@ -30,6 +30,9 @@ use std::sync::Arc;
 /// The most GPUs (or MIG slices) one node may have, and so the most one pod may ask for: sets of them are 64-bit masks.
 pub const MAX_GPUS: u32 = 64;
 
+/// The grace period that a pod has at most where others wait for its VRAM: Kubernetes lets its owner ask for any.
+pub const LONGEST_GRACE: Millis = Millis::seconds(3600);
+
 /// A pod's manifest, as far as placing it is concerned, in its own words.
 #[derive(Debug, Clone, Copy)]
 pub struct PodRequest<'a> {

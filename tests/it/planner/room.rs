@@ -1,6 +1,6 @@
 //! Preemption for a serving pod where the node's sum is enough and no single GPU is: kube-scheduler never preempts for it.
 
-use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
+use super::world::{PlannerCluster, dying_slowly, dying_when_told, gated, job, machine, names, serving};
 use serde_json::Value;
 use stowage::lab::demo::scheduler::observations::Verb;
 
@@ -65,4 +65,20 @@ async fn when_the_scheduler_preempts_no_more_pods_are_evicted_than_needed() {
     world.some_reports_later().await;
     assert_eq!(world.pods(), names(["first", "second", "serving", "small-1", "small-2", "small-3"]));
     world.stop().await;
+}
+
+/// Others wait for it, and its owner says how long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_victim_has_its_own_grace_period_and_an_hour_at_most() {
+    for (own, given) in [(90, 90), (2 * 3600, 3600)] {
+        let world = PlannerCluster::new(&[machine("a", 1)]).await;
+        let mut slow = dying_when_told(job("slow", 60));
+        slow["spec"]["terminationGracePeriodSeconds"] = own.into();
+        world.fill([slow]).await;
+        world.create(serving("serving", 60));
+        let leaves = |world: &PlannerCluster| world.leaving().contains("slow");
+        world.until_so("the job leaves", leaves).await;
+        assert_eq!(world.pod("slow").unwrap()["metadata"]["deletionGracePeriodSeconds"], given);
+        world.stop().await;
+    }
 }

@@ -86,15 +86,3 @@ fn a_step_that_is_undone_is_never_ordered() {
         assert!(may(ledger));
     }
 }
-
-/// Its owner says how long a victim may take; the pod that waits for it finds another place meanwhile, or the same again.
-#[test]
-fn a_reservation_lasts_an_hour_at_most_whatever_grace_its_victims_have() {
-    let mut cluster = LedgerCluster::new(&[("n", 1)]);
-    cluster.bound("year", "n", 0, Demand { grace: Millis::seconds(365 * 24 * 3600), ..job(60) });
-    cluster.gated("pod", shared(60, 100));
-    let (now, slack) = (cluster.now(), cluster.policy().preemption.reservation_slack);
-    let steps = steps(&mut cluster, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
-    assert_eq!(places[0].reservation.deadline, now + Millis::seconds(3600) + slack);
-}

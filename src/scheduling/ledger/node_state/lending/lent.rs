@@ -129,8 +129,8 @@ impl NodeState {
     }
 }
 
-/// Of a pod that borrows: its lender waits for so long.
-const LONGEST_GRACE: Millis = Millis::seconds(600);
+/// A lender that wakes waits for so long.
+const LONGEST_GRACE_OF_BORROWERS: Millis = Millis::seconds(600);
 
 /// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted alone.
 pub(in crate::scheduling::ledger::node_state) fn may_borrow(
@@ -155,7 +155,7 @@ pub(super) fn kept_from_borrowing(
     if info.queue_managed {
         return Some(KeepReason::QueueManaged);
     }
-    if demand.grace > LONGEST_GRACE {
+    if demand.grace > LONGEST_GRACE_OF_BORROWERS {
         return Some(KeepReason::Grace { grace: demand.grace });
     }
     let honors = policy.class(demand.class).honors_do_not_disrupt();
