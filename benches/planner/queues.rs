@@ -54,7 +54,6 @@ pub fn time_plans() {
 /// Two pods a GPU.
 pub fn time_large() {
     one_kind_of_pod(LARGE, (14, 18));
-    many_kinds_of_pods(LARGE, (14, 18));
 }
 
 fn one_kind_of_pod(nodes: usize, sizes: (u64, u64)) {
