@@ -19,7 +19,8 @@
 //! - [`service`]: the cluster's state behind its lock, the clock, leadership.
 //! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger;
 //!   Bindings, reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched,
-//!   applied), [`flight_recorder`] (recordings on disk) and [`agent`] (on the node: NVML, pods, engines and models into reports).
+//!   applied), [`flight_recorder`] (recordings on disk), [`agent`] (on the node: NVML, pods, engines and models into reports) and
+//!   [`listening`] (sockets of the addresses).
 //! - [`serve`]: the edges put together and run.
 //! - [`lab`]: simulations and the demo.
 //! - [`cli`]: the command line.
@@ -55,7 +56,7 @@ pub mod flight_recorder;
 #[cfg(feature = "service")]
 pub mod kubernetes;
 #[cfg(feature = "service")]
-mod listening;
+pub mod listening;
 #[cfg(feature = "service")]
 pub mod policy_watch;
 #[cfg(feature = "service")]

@@ -188,18 +188,16 @@ fn decide(
         others: BTreeMap::new(),
     };
     let cost_bounds = bounds(&candidates, &preemptor, &searched);
-    let mut by = |choice| {
+    let mut by = |choice, rules| {
         candidates.choose(choice);
-        let mut by = |rules| {
-            let bounds = cost_bounds.iter().cloned();
-            evicting::cheapest_among(bounds, &searched, rules, SearchEffort::default(), &mut candidates)
-        };
-        match ledger.policy().preemption.violate_budgets {
-            ViolateBudgets::Never => by(BudgetRules::Keep),
-            ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),
-        }
+        let bounds = cost_bounds.iter().cloned();
+        evicting::cheapest_among(bounds, &searched, rules, SearchEffort::default(), &mut candidates)
     };
-    let found = by(VictimChoice::Any).or_else(|| by(VictimChoice::KubeSchedulers));
+    let mut within = |rules| by(VictimChoice::Any, rules).or_else(|| by(VictimChoice::KubeSchedulers, rules));
+    let found = match ledger.policy().preemption.violate_budgets {
+        ViolateBudgets::Never => within(BudgetRules::Keep),
+        ViolateBudgets::WhenNothingElse => within(BudgetRules::Keep).or_else(|| within(BudgetRules::Violate)),
+    };
     let Some(mut victims) = found else { return PreemptDecision::NoCandidate };
     let others = candidates.others.remove(&victims.node).unwrap_or_default();
     if victims.victims.is_empty() && others.is_empty() && victims.awaited.is_empty() {
@@ -247,20 +245,33 @@ impl CandidateSource for &mut OfferedCandidates<'_> {
 
     /// Whether kube-scheduler's own filters accept the pod once the victims are gone, as far as is known here.
     fn accepts(&mut self, set: &VictimSet) -> bool {
-        let others =
-            self.others.get(&set.node).into_iter().flatten().filter_map(|uid| PodUid::parse(uid).ok());
-        let leaving: Vec<PodUid> = set.all_victims().into_iter().chain(others).collect();
-        let beside = AssumedNodeChange { leaving: &leaving, coming: self.ledger.coming_to(&set.node) };
-        match self.query.verdict(&set.node, &beside) {
+        let others = self.others.get(&set.node).into_iter().flatten();
+        let leaving: Vec<PodUid> = set.all_victims().into_iter().chain(pods(others)).collect();
+        match self.verdict(&set.node, &leaving) {
             FilterVerdict::Accepts | FilterVerdict::Rejects(FilterReason::UnknownNode) => true,
-            FilterVerdict::Rejects(_) => false,
             // kube-scheduler asks because it would evict pods there. Nothing says that it would not have to.
             FilterVerdict::Unsupported(_) => !leaving.is_empty(),
+            // If its own victims would not do either, it knows something that is not known here.
+            FilterVerdict::Rejects(_) => {
+                let own: Vec<PodUid> =
+                    pods(self.offered.get(&set.node).into_iter().flat_map(|node| &node.victims)).collect();
+                self.verdict(&set.node, &own) != FilterVerdict::Accepts
+            }
         }
     }
 }
 
+fn pods<'u>(uids: impl Iterator<Item = &'u String>) -> impl Iterator<Item = PodUid> {
+    uids.filter_map(|uid| PodUid::parse(uid).ok())
+}
+
 impl OfferedCandidates<'_> {
+    /// What kube-scheduler's own filters say of the node once these pods are gone.
+    fn verdict(&self, node: &NodeName, leaving: &[PodUid]) -> FilterVerdict {
+        let coming = self.ledger.coming_to(node);
+        self.query.verdict(node, &AssumedNodeChange { leaving, coming })
+    }
+
     /// Forgets what was looked at for another choice.
     fn choose(&mut self, choice: VictimChoice) {
         self.choice = choice;
