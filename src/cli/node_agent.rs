@@ -73,7 +73,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Where to serve metrics for Prometheus, such as [::]:9447; without it they are not served
+    /// Where to serve metrics for Prometheus, such as 0.0.0.0:9447; without it they are not served
     #[arg(long, value_name = "ADDRESS", value_parser = super::address::address, conflicts_with = "once")]
     metrics_listen: Option<SocketAddr>,
 
