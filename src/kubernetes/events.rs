@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use tokio::sync::mpsc;
 
 /// How long the same kind of Event is suppressed for a pod.
 const QUIET: Millis = Millis::seconds(600);
-/// How many (pod, kind) pairs are remembered, in a few megabytes. What is told beyond them in that time is dropped: forgotten pairs
-/// would have a new Event at each attempt of tens of thousands of pods.
+/// How many pods are remembered for each kind, in a few megabytes. What is told beyond them in that time is dropped: forgotten pods
+/// would have a new Event at each of their attempts, and there may be tens of thousands.
 const REMEMBERED: usize = 32_768;
 /// Events waiting to be written. Beyond these the API server is too slow for them to be useful.
 const WAITING: usize = 1024;
@@ -59,7 +59,7 @@ impl EventRecorder {
         if kind.repeats() && told.is_told(&uid, kind, now) {
             return count(&self.service, kind, "suppressed");
         }
-        if kind.repeats() && told.is_full() {
+        if kind.repeats() && told.is_full(kind) {
             return count(&self.service, kind, "dropped");
         }
         // What finds no place was not told.
@@ -73,38 +73,39 @@ impl EventRecorder {
 
 /// Which Events were recorded recently.
 #[derive(Debug, Default)]
-struct RecentEvents {
-    told: FxHashSet<(PodUid, PodEventReason)>,
+struct RecentEvents(FxHashMap<PodEventReason, RecentPods>);
+
+/// The pods with a recent Event of one kind.
+#[derive(Debug, Default)]
+struct RecentPods {
+    told: FxHashSet<PodUid>,
     /// The same, in order of time.
-    order: VecDeque<(Moment, PodUid, PodEventReason)>,
+    order: VecDeque<(Moment, PodUid)>,
 }
 
 impl RecentEvents {
     /// Whether the pod has had such an Event recently.
     fn is_told(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
         self.forget_until(now);
-        self.told.contains(&(uid.clone(), kind))
+        self.0.get(&kind).is_some_and(|pods| pods.told.contains(uid))
     }
 
-    fn is_full(&self) -> bool {
-        self.order.len() >= REMEMBERED
+    fn is_full(&self, kind: PodEventReason) -> bool {
+        self.0.get(&kind).is_some_and(|pods| pods.order.len() >= REMEMBERED)
     }
 
     /// The pod has such an Event from now on, and had none.
     fn note(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
-        self.told.insert((uid.clone(), kind));
-        self.order.push_back((now, uid, kind));
+        let pods = self.0.entry(kind).or_default();
+        pods.told.insert(uid.clone());
+        pods.order.push_back((now, uid));
     }
 
     fn forget_until(&mut self, now: Moment) {
-        while self.order.front().is_some_and(|(told, ..)| *told + QUIET <= now) {
-            self.forget_oldest();
-        }
-    }
-
-    fn forget_oldest(&mut self) {
-        if let Some((_, uid, kind)) = self.order.pop_front() {
-            self.told.remove(&(uid, kind));
+        for RecentPods { told, order } in self.0.values_mut() {
+            while let Some((_, uid)) = order.pop_front_if(|(told, _)| *told + QUIET <= now) {
+                told.remove(&uid);
+            }
         }
     }
 }
@@ -213,7 +214,10 @@ mod tests {
         notices.record_event(refusal(REMEMBERED));
         assert!(receiver.try_recv().is_err(), "each attempt of so many pods would be one");
         notices.record_event(PodEvent { kind: PodEventReason::Evicted, ..refusal(REMEMBERED) });
-        assert_eq!(receiver.try_recv().is_ok(), !PodEventReason::Evicted.repeats());
+        assert!(receiver.try_recv().is_ok(), "many of one kind silence no other");
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        assert_eq!(counted("dropped"), 1);
         notices.told.lock().forget_until(service.now() + QUIET);
         notices.record_event(refusal(REMEMBERED));
         assert!(receiver.try_recv().is_ok());
