@@ -22,6 +22,7 @@ mod processes;
 mod recording;
 mod removal;
 mod rendered;
+mod servers;
 mod shadow;
 mod upgrade;
 mod viewing;

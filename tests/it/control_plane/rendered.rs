@@ -2,7 +2,8 @@
 //! guards and sound policies, and the chart's defaults are what `kubectl apply -k manifests/` applies.
 
 use super::processes::{Ran, eventually, run};
-use super::world::{RealControlPlane, binaries, manifest};
+use super::servers::binaries;
+use super::world::{RealControlPlane, manifest};
 use crate::helm::Helm;
 use crate::shipped_manifests::guards_are_in_place;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@
 
 use super::fleet::{FleetAgents, GpuNode, REPORT_EVERY};
 use super::processes::{Ran, TestProcess, eventually, free_ports, run};
-use crate::needs;
+use super::servers::{ADMIN_TOKEN, BINARIES, ClientCa, apiserver, binaries, etcd, kubeconfig};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
@@ -14,7 +14,7 @@ use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::KeyPair;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,9 +26,7 @@ use stowage::lab::demo::kubelet::Kubelet;
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
-const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
 pub const SCHEDULER_CONFIG: &str = "base/kube-scheduler-config.yaml";
-const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
@@ -368,38 +366,6 @@ impl RealControlPlane {
     }
 }
 
-/// Signs the certificates of users.
-struct ClientCa {
-    key: KeyPair,
-}
-
-impl ClientCa {
-    fn make() -> Self {
-        Self { key: KeyPair::generate().unwrap() }
-    }
-
-    fn params() -> CertificateParams {
-        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, "clients");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params
-    }
-
-    fn certificate(&self) -> String {
-        Self::params().self_signed(&self.key).unwrap().pem()
-    }
-
-    fn issue(self, user: &str, group: &str) -> (String, String) {
-        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, user);
-        params.distinguished_name.push(DnType::OrganizationName, group);
-        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &Issuer::new(Self::params(), self.key)).unwrap();
-        (certificate.pem(), key.serialize_pem())
-    }
-}
-
 /// The amount of VRAM in a node's `capacity` or `allocatable`.
 pub fn amount(node: &Node, list: &str) -> u64 {
     let status = serde_json::to_value(&node.status).unwrap();
@@ -425,86 +391,4 @@ pub async fn ask(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await.ok()?.to_bytes();
     Some((status, String::from_utf8_lossy(&body).into_owned()))
-}
-
-/// The folder of the binaries; `None`, with a line that says so, where they are not.
-pub fn binaries() -> Option<PathBuf> {
-    let folder = std::env::var_os("KUBEBUILDER_ASSETS").unwrap_or_else(|| DEFAULT_FOLDER.into());
-    let folder = PathBuf::from(folder);
-    let missing: Vec<&str> = BINARIES.into_iter().filter(|name| !folder.join(name).exists()).collect();
-    if missing.is_empty() {
-        return Some(folder);
-    }
-    needs::skipped(format_args!(
-        "no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
-        folder.display(),
-        missing.join(", ")
-    ));
-    None
-}
-
-const ADMIN_TOKEN: &str = "admin-of-this-test";
-
-fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> TestProcess {
-    let (client, peer) = (format!("http://127.0.0.1:{client_port}"), format!("http://127.0.0.1:{peer_port}"));
-    let mut command = Command::new(binaries.join("etcd"));
-    command.arg("--name=default").arg(format!("--data-dir={}", folder.join("etcd").display()));
-    command.arg(format!("--listen-client-urls={client}")).arg(format!("--advertise-client-urls={client}"));
-    command.arg(format!("--listen-peer-urls={peer}")).arg(format!("--initial-advertise-peer-urls={peer}"));
-    command.arg(format!("--initial-cluster=default={peer}"));
-    // What is written here is not needed tomorrow.
-    command.args(["--unsafe-no-fsync", "--log-level=warn"]);
-    TestProcess::start("etcd", &mut command, folder)
-}
-
-fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -> TestProcess {
-    let key = KeyPair::generate().unwrap();
-    let write = |name: &str, text: &str| {
-        let file = folder.join(name);
-        std::fs::write(&file, text).unwrap();
-        file.display().to_string()
-    };
-    let private = write("service-accounts.key", &key.serialize_pem());
-    let public = write("service-accounts.pub", &key.public_key_pem());
-    let tokens = write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,\"system:masters\"\n"));
-    let mut command = Command::new(binaries.join("kube-apiserver"));
-    command.args([
-        format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
-        format!("--secure-port={secure_port}"),
-        format!("--cert-dir={}", folder.join("certs").display()),
-        format!("--service-account-issuer=https://127.0.0.1:{secure_port}"),
-        format!("--service-account-key-file={public}"),
-        format!("--service-account-signing-key-file={private}"),
-        format!("--token-auth-file={tokens}"),
-    ]);
-    command.args([
-        "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",
-        "--service-cluster-ip-range=10.0.0.0/24",
-        "--authorization-mode=RBAC",
-        // No controllers run here: none creates the default service accounts or removes the taint of new nodes.
-        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-        "--endpoint-reconciler-type=none",
-        "--allow-privileged=true",
-        "--profiling=false",
-    ]);
-    let ca = ClientCa::make();
-    command.arg("--client-ca-file").arg(write("clients.crt", &ca.certificate()));
-    write("clients.key", &ca.key.serialize_pem());
-    TestProcess::start("kube-apiserver", &mut command, folder)
-}
-
-fn kubeconfig(folder: &Path, name: &str, server: &str, token: &str) -> PathBuf {
-    let certificate = folder.join("certs/apiserver.crt");
-    let config = json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{ "name": "c", "cluster": { "server": server, "certificate-authority": certificate } }],
-        "users": [{ "name": "u", "user": { "token": token } }],
-        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
-        "current-context": "c",
-    });
-    let file = folder.join(name);
-    std::fs::write(&file, config.to_string()).unwrap();
-    file
 }
