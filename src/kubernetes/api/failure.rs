@@ -34,9 +34,7 @@ impl ApiFailure {
             message: format!("the API server did not answer within {limit:?}"),
         }
     }
-}
 
-impl ApiFailure {
     /// Disruption budgets refuse an eviction.
     pub fn is_of_budgets(&self) -> bool {
         matches!(self.why, FailureCause::TooMany { .. } | FailureCause::SeveralBudgets)

@@ -172,7 +172,7 @@ impl RecordedDemand {
                 self.observe_filters(&first);
             }
         }
-        let Some(pod) = self.pods.get_mut(uid) else { return };
+        let pod = self.pods.get_mut(uid).expect("it is there by now");
         if let Some(leaving) = observed.as_ref().and_then(|observed| observed.leaving) {
             pod.grace = leaving.grace;
             pod.leaving.get_or_insert(now.before(leaving.asked_ago));

@@ -7,7 +7,7 @@ use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::TenantQuota;
 use crate::scheduling::policy::{KueueRule, Preemptibility};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::demand::{Demand, LONGEST_WAIT};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::model_tier::NodeModel;
 use crate::units::Millis;
@@ -104,9 +104,6 @@ pub enum KeepReason {
     #[error("a member of its {0} cannot be evicted, and a group is evicted together or not at all")]
     Group(GroupKey),
 }
-
-/// A pod that takes longer to leave is not waited for: its owner says how long that is, and others' pods would wait for it.
-const LONGEST_WAIT: Millis = Millis::seconds(600);
 
 /// Whether a pod that is being deleted may be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use crate::scheduling::ledger::pod_state::PodState;
 use crate::scheduling::ledger::pod_states::PodStates;
 use crate::scheduling::ledger::{KeepReason, Ledger};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::demand::{Demand, LONGEST_WAIT};
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
-use crate::units::{Bytes, Millis};
+use crate::units::Bytes;
 use std::sync::Arc;
 
 impl NodeState {
@@ -129,9 +129,6 @@ impl NodeState {
     }
 }
 
-/// A lender that wakes waits for so long.
-const LONGEST_GRACE_OF_BORROWERS: Millis = Millis::seconds(600);
-
 /// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted alone.
 pub(in crate::scheduling::ledger::node_state) fn may_borrow(
     demand: &Demand,
@@ -155,7 +152,7 @@ pub(super) fn kept_from_borrowing(
     if info.queue_managed {
         return Some(KeepReason::QueueManaged);
     }
-    if demand.grace > LONGEST_GRACE_OF_BORROWERS {
+    if demand.grace > LONGEST_WAIT {
         return Some(KeepReason::Grace { grace: demand.grace });
     }
     let honors = policy.class(demand.class).honors_do_not_disrupt();
