@@ -140,6 +140,16 @@ impl PodKey {
         check("pod name", name)?;
         Ok(Self { namespace: namespace.into(), name: name.into() })
     }
+
+    /// What an Event or a condition on the pod `reader` calls this one. Its owner may not be allowed to read other namespaces, so
+    /// a name of one would tell what they hold; kube-scheduler does not name preemptors either.
+    pub fn named_to(&self, reader: &Self) -> String {
+        if self.namespace == reader.namespace {
+            format!("pod {self}")
+        } else {
+            "a pod of another namespace".into()
+        }
+    }
 }
 
 impl fmt::Display for PodKey {

@@ -149,15 +149,10 @@ impl ConflictAudit {
     fn tell(&mut self) {
         let told = self.unreported.len().min(REPORTED_AT_ONCE);
         for conflict in self.unreported.drain(..told) {
-            let text = conflict.to_string();
             for party in &conflict.parties {
-                let (key, uid) = (party.key.clone(), party.uid.clone());
-                self.control_plane.record_event(PodEvent {
-                    key,
-                    uid,
-                    kind: PodEventReason::GpuConflict,
-                    text: text.clone(),
-                });
+                let (key, uid, kind) = (party.key.clone(), party.uid.clone(), PodEventReason::GpuConflict);
+                let text = conflict.told_to(&party.key);
+                self.control_plane.record_event(PodEvent { key, uid, kind, text });
             }
         }
     }

@@ -50,12 +50,12 @@ impl GuardedReports {
 
     /// Refused before its body counts for anything; with its reason.
     fn refuses(&self, status: u16, code: &str, line: &str) -> String {
-        let (books, count) = (self.served.books(), self.served.bad_requests("reports", code));
+        let (ledger, count) = (self.served.ledger(), self.served.bad_requests("reports", code));
         let body = report("node-a", "boot", 1, 1).to_string();
         let answer = Client::connect(self.served.agents).post_with("/v1/reports", line, body);
         assert_eq!(answer.status, status, "{}", answer.text());
         assert_eq!(self.served.bad_requests("reports", code), count + 1, "{code} is not counted");
-        assert_eq!(self.served.books(), books);
+        assert_eq!(self.served.ledger(), ledger);
         answer.json()["Error"].as_str().unwrap().to_owned()
     }
 

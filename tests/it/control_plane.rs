@@ -62,10 +62,10 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
 
     submit(&world.client, &pods[..30]).await;
     all_bound(&mut world, 30).await;
-    let before = charged(&world.books().await.unwrap());
+    let before = charged(&world.ledger().await.unwrap());
     world.restart_stowage(&ALWAYS);
-    let after = eventually("the books after the restart are those before it", async || {
-        Some(charged(&world.books().await?)).filter(|after| *after == before)
+    let after = eventually("the ledger after the restart is that before it", async || {
+        Some(charged(&world.ledger().await?)).filter(|after| *after == before)
     });
     println!("30 pods bound, then a restart: {} GPUs charged as before", after.await.len());
 
@@ -79,8 +79,8 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     devices_are_in_the_binding(&journal, &bound, &nodes).await;
     no_gpu_is_promised_twice(&bound, &nodes);
     eventually("the watches have shown everything", async || {
-        let books = world.books().await?;
-        (books["violations"] == json!([]) && world.count("stowage_ledger_pods", "bound").await == 60)
+        let ledger = world.ledger().await?;
+        (ledger["violations"] == json!([]) && world.count("stowage_ledger_pods", "bound").await == 60)
             .then_some(())
     })
     .await;
@@ -189,8 +189,8 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
         (post("a", &good).await == PublishOutcome::Accepted).then_some(())
     })
     .await;
-    let books = world.books().await.unwrap();
-    assert_eq!(books["snapshot"]["nodes"][0]["devices"][0]["uuid"], "GPU-1");
+    let ledger = world.ledger().await.unwrap();
+    assert_eq!(ledger["snapshot"]["nodes"][0]["devices"][0]["uuid"], "GPU-1");
     for (of, token, status, reason) in [
         ("b", good.clone(), 403, "an agent on a, which cannot speak for b"),
         ("a", token("stowage-agent", &[&bound]), 401, "the token"),
@@ -287,12 +287,12 @@ fn asked_gib(pod: &Pod) -> u64 {
 }
 
 /// The charge of each GPU by the ledger, which a restart must find again. Start gates and soft reservations pass by themselves.
-fn charged(books: &Value) -> BTreeMap<String, Value> {
+fn charged(ledger: &Value) -> BTreeMap<String, Value> {
     let lasting = |gpu: &Value| {
         let of = |field: &str| gpu.get(field).unwrap_or_else(|| panic!("{gpu}: no {field}")).clone();
         json!([of("capacity"), of("charged"), of("tenants"), of("exclusive")])
     };
-    let nodes = books["snapshot"]["nodes"].as_array().unwrap();
+    let nodes = ledger["snapshot"]["nodes"].as_array().unwrap();
     let gpus = nodes.iter().flat_map(|node| {
         let devices = node["devices"].as_array().unwrap().iter();
         devices

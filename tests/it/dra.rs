@@ -48,7 +48,7 @@ fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
     cluster.nodes.push(slice("gpu.nvidia.com", "dra-b", &["GPU-dra-b-0"]));
     let served = cluster.serve();
     let (claims, nodes) = (claims_pod("claims"), ["dra-a", "dra-b", "own", "unknown"]);
-    let before = served.books();
+    let before = served.ledger();
     assert_eq!(served.passed(&claims, &nodes), nodes, "fit is the scheduler's");
     for verb in ["prioritize", "prioritize-claims"] {
         let answer = served.post(&format!("/scheduler/{verb}"), args(&claims, &nodes));
@@ -58,7 +58,7 @@ fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
         assert_eq!(scores[3], 0, "{verb}: of a node that is not known nothing is known");
     }
     assert!(served.entry(&claims).is_none());
-    assert_eq!(served.books(), before);
+    assert_eq!(served.ledger(), before);
     // An extender entry without managedResources sends every pod.
     let engine = pod("engine", "40Gi");
     let answer = served.post("/scheduler/prioritize-claims", args(&engine, &nodes)).json();

@@ -78,11 +78,11 @@ fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
 #[test]
 fn an_explanation_does_not_change_the_ledger() {
     let served = served();
-    let before = served.books();
+    let before = served.ledger();
     for query in ["pod=large", "pod=small&all=true", "pod=job&node=node-b", "pod=nobody"] {
         Client::connect(served.operators).get(&format!("/v1/explain?{query}"));
     }
-    assert_eq!(served.books(), before);
+    assert_eq!(served.ledger(), before);
 }
 
 #[test]

@@ -33,12 +33,12 @@ fn refuses(
     code: &str,
     send: impl FnOnce(&mut Client<TcpStream>) -> HttpAnswer,
 ) -> HttpAnswer {
-    let (books, count) = (served.books(), served.bad_requests(verb, code));
+    let (ledger, count) = (served.ledger(), served.bad_requests(verb, code));
     let answer = send(&mut served.client());
     assert_eq!(answer.status, status, "{verb} {code}: {}", answer.text());
     assert!(answer.json()["Error"].is_string(), "{}", answer.text());
     assert_eq!(served.bad_requests(verb, code), count + 1, "{verb} {code} is not counted");
-    assert_eq!(served.books(), books, "{verb} {code} changed the books");
+    assert_eq!(served.ledger(), ledger, "{verb} {code} changed the ledger");
     assert_eq!(served.passed(&pod("waiting", "20Gi"), &["node-a"]), ["node-a"]);
     answer
 }
@@ -146,7 +146,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
         ("0", "zero-vram", "pod asks for zero stowage.dev/vram"),
     ];
     for (quantity, code, phrase) in cases {
-        let (books, events) = (served.books(), served.events().len());
+        let (ledger, events) = (served.ledger(), served.events().len());
         let pod = priority(pod("absurd", quantity), 5);
         let answer = served.filter(&pod, &["node-a", "node-z"]);
         let refused =
@@ -163,7 +163,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
         let answer = served.post("/scheduler/preempt", preempt_args(&pod, &[("node-a", &[&tenant])]));
         assert_eq!((answer.status, answer.json()), (200, json!({ "NodeNameToMetaVictims": {} })));
         assert_eq!(served.bind(&pod, "node-a"), "conflict: pod unknown to Stowage or gone");
-        assert_eq!(served.books(), books, "{quantity:?} changed the books");
+        assert_eq!(served.ledger(), ledger, "{quantity:?} changed the ledger");
         let counted = format!("stowage_answers_total{{code=\"{code}\",outcome=\"refused\",verb=\"filter\"}}");
         assert!(served.metric(&counted) > 0, "{counted}");
     }
@@ -233,26 +233,26 @@ fn a_client_that_sends_too_slowly_gets_a_408() {
 #[test]
 fn a_client_that_hangs_up_in_the_middle_of_its_body_changes_nothing() {
     let served = served();
-    let books = served.books();
+    let ledger = served.ledger();
     let mut client = served.client();
     client.write(post_head("/scheduler/bind", "Content-Length: 1000").as_bytes()).unwrap();
     client.write(br#"{"PodName":"waiting""#).unwrap();
     drop(client);
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(served.passed(&pod("waiting", "20Gi"), &["node-a"]), ["node-a"]);
 }
 
 #[test]
 fn an_unknown_path_is_a_404_and_a_wrong_method_a_405() {
     let served = served();
-    let books = served.books();
+    let ledger = served.ledger();
     let mut client = served.client();
     let answer = client.post("/scheduler/score", "{}");
     assert_eq!(answer.status, 404);
     assert!(answer.text().contains("filter, prioritize, prioritize-claims, preempt and bind"));
     assert_eq!(client.get("/scheduler/filter").status, 405);
     assert_eq!(client.post("/", "{}").status, 404);
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(
         client.post("/scheduler/filter", args(&pod("waiting", "20Gi"), &["node-a"]).to_string()).status,
         200
@@ -271,9 +271,9 @@ fn an_unknown_path_is_a_404_and_a_wrong_method_a_405() {
 fn a_bind_to_an_unknown_node_is_a_typed_conflict() {
     let served = served();
     let waiting = pod("waiting", "20Gi");
-    let books = served.books();
+    let ledger = served.ledger();
     assert_eq!(served.bind(&waiting, "node-z"), "conflict: node unknown to Stowage");
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(
         served.metric("stowage_answers_total{code=\"unknown-node\",outcome=\"unbound\",verb=\"bind\"}"),
         1
@@ -284,7 +284,7 @@ fn a_bind_to_an_unknown_node_is_a_typed_conflict() {
 #[test]
 fn a_bind_of_an_unknown_pod_is_a_typed_conflict() {
     let served = served();
-    let books = served.books();
+    let ledger = served.ledger();
     let mut other_uid = pod("waiting", "20Gi");
     other_uid["metadata"]["uid"] = json!("uid-of-its-successor");
     let mut other_name = pod("impostor", "20Gi");
@@ -292,7 +292,7 @@ fn a_bind_of_an_unknown_pod_is_a_typed_conflict() {
     for foreign_pod in [pod("foreign", "20Gi"), other_uid, other_name] {
         assert_eq!(served.bind(&foreign_pod, "node-a"), "conflict: pod unknown to Stowage or gone");
     }
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(served.control_plane.orders.lock().len(), 0, "nothing was written");
     assert_eq!(
         served.metric("stowage_answers_total{code=\"unknown-pod\",outcome=\"unbound\",verb=\"bind\"}"),
@@ -312,14 +312,14 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
         ("bind", bind_args(&waiting, "node-a")),
     ];
     served.service.set_tenure(Tenure::Standby);
-    let books = served.books();
+    let ledger = served.ledger();
     for (verb, body) in good {
         let answer = served.post(&format!("/scheduler/{verb}"), body);
         assert_eq!(answer.status, 503);
         assert!(answer.text().contains("does not lead"), "{}", answer.text());
         assert_eq!(served.bad_requests(verb, "unavailable"), 1);
     }
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(Client::connect(served.operators).get("/readyz").status, 200, "it stands by");
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200, "and it takes reports");
     served.service.lead_from_the_start();
@@ -333,7 +333,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     assert_eq!(served.bind(&waiting, "node-b"), "");
     let bound = on(waiting.clone(), "node-b", &[0], 20 << 30);
     assert_eq!(served.show(&bound), None);
-    let books = served.books();
+    let ledger = served.ledger();
     let mut edited = bound.clone();
     edited["metadata"]["annotations"]["stowage.dev/devices"] = json!("GPU-node-b-1");
     edited["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!("1");
@@ -342,12 +342,12 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
         assert_eq!(notice.kind, PodEventReason::EditIgnored);
         assert!(notice.text.contains("charged on GPU-node-b-0 of node-b"), "{}", notice.text);
     }
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(served.metric("stowage_pod_warnings_total{warning=\"devices-edited\"}"), 1);
     let mut removed = bound;
     removed["metadata"]["annotations"] = json!({});
     assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(), "GPU-node-b-0");
     assert!(served.service.cluster().pod_state(&uid_of(&waiting)).is_some());
     assert_eq!(served.passed(&pod("next", "60Gi"), &["node-b"]), ["node-b"]);

@@ -174,11 +174,11 @@ fn a_request_that_makes_no_sense_gets_the_reason() {
 #[test]
 fn the_answer_changes_nothing() {
     let served = served();
-    let before = served.books();
+    let before = served.ledger();
     for query in ["", "?model=x", "?limit=1"] {
         get(&served, query);
     }
-    assert_eq!(served.books(), before);
+    assert_eq!(served.ledger(), before);
 }
 
 #[test]

@@ -387,9 +387,9 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
         assert_eq!(names, ["node-a", "node-b"], "{}", dump.display());
         let bound = scheduler.post("/scheduler/bind", bind_args(&llm, "node-b").to_string());
         assert_eq!(bound.json(), json!({ "Error": "" }));
-        let books = operators.get_page("/debug/snapshot").json();
-        assert_eq!(books["pods"]["uid-llm"]["phase"]["bound"]["devices"], json!(["index-0"]));
-        assert_eq!(books["violations"], json!([]));
+        let ledger = operators.get_page("/debug/snapshot").json();
+        assert_eq!(ledger["pods"]["uid-llm"]["phase"]["bound"]["devices"], json!(["index-0"]));
+        assert_eq!(ledger["violations"], json!([]));
         running.terminate();
         let mut running = running;
         assert!(running.child.wait().unwrap().success());

@@ -218,7 +218,7 @@ fn a_soft_reservation_steers_the_second_pod_elsewhere_and_expires() {
     let served = equal_nodes().serve();
     let [first, second, third] = ["first", "second", "third"].map(|name| pod(name, "40Gi"));
     assert_eq!(top(&served.prioritize(&first, &["n01", "n02"])), "n01");
-    assert_eq!(served.entry(&first), None, "prioritize alone enters nobody into the books");
+    assert_eq!(served.entry(&first), None, "prioritize alone enters nobody into the ledger");
     served.passed(&first, &["n01", "n02"]);
     let first_choice = top(&served.prioritize(&first, &["n01", "n02"])).to_owned();
     served.passed(&second, &["n01", "n02"]);

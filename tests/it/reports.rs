@@ -23,12 +23,12 @@ fn outcomes(served: &Served, outcome: &str) -> u64 {
 
 /// A single report that is refused: with its status, its code, and nothing changed.
 fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
-    let (books, count) = (served.books(), outcomes(served, code));
+    let (ledger, count) = (served.ledger(), outcomes(served, code));
     let answer = served.report(report.clone());
     assert_eq!(answer.status, status, "{}", answer.text());
     assert_eq!(outcomes(served, code), count + 1, "{code} is not counted");
     assert_eq!(served.bad_requests("reports", code), count + 1, "{code} is not counted as a bad request");
-    assert_eq!(served.books(), books, "{code} changed the books");
+    assert_eq!(served.ledger(), ledger, "{code} changed the ledger");
     answer.json()["Error"].as_str().unwrap().to_owned()
 }
 
@@ -165,9 +165,9 @@ fn a_report_without_gpus_keeps_the_known_gpus() {
         r["gpus"] = Value::Null;
         r["missing"] = missing.clone();
     });
-    let books = served.books();
+    let ledger = served.ledger();
     assert_eq!(served.report(blind).json(), json!({ "accepted": 1, "dropped": 0 }));
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     for part in ["gpus", "owners"] {
         assert_eq!(served.metric(&format!("stowage_agent_missing_parts_total{{part=\"{part}\"}}")), 1);
     }
@@ -195,7 +195,7 @@ fn reports_and_verbs_have_separate_addresses() {
 #[test]
 fn a_truncated_report_and_one_of_seventy_megabytes_are_refused() {
     let served = served();
-    let books = served.books();
+    let ledger = served.ledger();
     let whole = report("node-a", "boot", 2, 1).to_string();
     let answer = Client::connect(served.agents).post("/v1/reports", &whole[..whole.len() / 2]);
     assert_eq!(answer.status, 400, "{}", answer.text());
@@ -204,7 +204,7 @@ fn a_truncated_report_and_one_of_seventy_megabytes_are_refused() {
     let answer = client.read_answer().unwrap();
     assert_eq!(answer.status, 413, "{}", answer.text());
     assert_eq!(served.bad_requests("reports", "too-large"), 1);
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
 }
 
 #[test]
@@ -334,14 +334,14 @@ fn a_missing_or_wrong_field_of_a_report_is_named() {
 #[test]
 fn a_report_that_is_no_json_is_a_400() {
     let served = served();
-    let books = served.books();
+    let ledger = served.ledger();
     for body in ["{\"node\": \n ]", "", "[{},"] {
         let answer = Client::connect(served.agents).post("/v1/reports", body);
         assert_eq!(answer.status, 400, "{body:?}: {}", answer.text());
         assert!(answer.text().contains("column"), "{}", answer.text());
     }
     assert_eq!(served.bad_requests("reports", "malformed"), 3);
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
 }
 
 #[test]
@@ -362,14 +362,14 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_id_restarts_the_count() {
     let dropped = json!({ "accepted": 0, "dropped": 1 });
     let send = |boot: &str, sequence, gpus| served.report(report("node-a", boot, sequence, gpus)).json();
     assert_eq!(send("boot", 5, 2), taken);
-    let books = served.books();
+    let ledger = served.ledger();
     assert_eq!(send("boot", 5, 4), dropped, "replayed");
     assert_eq!(send("boot", 4, 4), dropped, "older");
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(send("boot-2", 1, 3), taken, "the agent has restarted");
-    let books = served.books();
+    let ledger = served.ledger();
     assert_eq!(send("boot", 6, 4), dropped, "of the boot before");
-    assert_eq!(served.books(), books);
+    assert_eq!(served.ledger(), ledger);
     assert_eq!(outcomes(&served, "old"), 3);
     assert_eq!(served.charged("node-a").len(), 3);
 }
@@ -394,7 +394,7 @@ fn racing_reports_of_one_node_end_with_the_latest() {
     });
     let board = Client::connect(served.operators).get_page("/debug/reports").json();
     assert_eq!(board["node-a"]["report"]["sequence"], LAST);
-    assert_eq!(served.charged("node-a").len() as u64, 1 + LAST % 8, "the books are as the board");
+    assert_eq!(served.charged("node-a").len() as u64, 1 + LAST % 8, "the ledger is as the board");
     assert_eq!(outcomes(&served, "accepted") + outcomes(&served, "old"), 1 + LAST);
 }
 
@@ -426,12 +426,12 @@ fn a_report_with_absurdly_much_memory_breaks_nothing() {
         }
     });
     assert_eq!(served.report(absurd).status, 200);
-    served.books();
+    served.ledger();
     served.metric("stowage_nodes");
     assert_eq!(served.passed(&pod("vast", "9223372036854775807"), &["node-a"]), ["node-a"]);
     assert_eq!(served.bind(&pod("vast", "9223372036854775807"), "node-a"), "");
     assert_eq!(served.report(report("node-a", "boot", 3, 2)).status, 200);
-    served.books();
+    served.ledger();
 }
 
 #[test]

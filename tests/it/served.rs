@@ -342,7 +342,7 @@ impl Served {
     }
 
     /// The ledger as operators see it: every pod, every GPU, every generation.
-    pub fn books(&self) -> String {
+    pub fn ledger(&self) -> String {
         let answer = Client::connect(self.operators).get_page("/debug/snapshot");
         assert_eq!(answer.status, 200);
         answer.text().to_owned()

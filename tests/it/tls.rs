@@ -126,7 +126,7 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     let ask = |identity: Option<&Identity>| {
         connect(address, &ours.pem, identity).try_post("/scheduler/filter", body.as_bytes())
     };
-    let books = served.books();
+    let ledger = served.ledger();
     let refused = ask(None).unwrap_err();
     assert!(refused.to_string().contains("CertificateRequired"), "{refused}");
     let refused = ask(Some(&theirs.issue())).unwrap_err();
@@ -135,7 +135,7 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     assert!(refused.to_string().contains("DecryptError"), "the same name, another key: {refused}");
     // Nor does a client that leaves TLS out.
     assert!(Client::connect(address).try_post("/scheduler/filter", body.as_bytes()).is_err());
-    assert_eq!(served.books(), books, "nobody was heard");
+    assert_eq!(served.ledger(), ledger, "nobody was heard");
     assert_eq!(served.entry(&llm), None);
 
     let mut scheduler = connect(address, &ours.pem, Some(&ours.issue()));

@@ -125,5 +125,6 @@ impl ApiControlPlane {
 }
 
 fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
-    PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::Evicted, text: why.to_string() }
+    let (kind, text) = (PodEventReason::Evicted, why.told_to(key));
+    PodEvent { key: key.clone(), uid: uid.clone(), kind, text }
 }

@@ -81,7 +81,8 @@ impl ApiControlPlane {
         change: &StatusChange,
     ) -> Result<(), ControlPlaneError> {
         let epoch = self.open().map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
-        let patch = status::status_patch(uid, change, &epoch, &self.service.clock, self.service.clock.wall());
+        let (clock, now) = (&self.service.clock, self.service.clock.wall());
+        let patch = status::status_patch(key, uid, change, &epoch, clock, now);
         self.patch(key, uid, Subresource::Status, &patch).await
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Both name the pod's UID, which no patch can change: another pod of the same name rejects them and stays unchanged. Pure.
 
-use crate::ids::{LeaderEpoch, PodUid};
+use crate::ids::{LeaderEpoch, PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::objects::ReservationMessage;
 use crate::kubernetes::port::{NominationChange, ReservationChange, StatusChange};
@@ -15,6 +15,7 @@ const RESERVATION_ENDED: &str = "ReservationEnded";
 
 /// A strategic merge patch: conditions merge by type, and fields that are not named stay.
 pub fn status_patch(
+    pod: &PodKey,
     uid: &PodUid,
     change: &StatusChange,
     epoch: &LeaderEpoch,
@@ -25,7 +26,7 @@ pub fn status_patch(
         change.reservation.as_ref().map(|reservation| reserved_condition(reservation, epoch, clock, now)),
         change.plan.as_ref().map(|state| objects::placed_condition(state, now)),
         change.wake.as_ref().map(|answer| objects::wakeable_condition(answer, now)),
-        change.eviction.as_ref().map(objects::disruption_target_condition),
+        change.eviction.as_ref().map(|mark| objects::disruption_target_condition(mark, pod)),
         change.touch.map(|_| objects::requeued_condition(now)),
     ]
     .into_iter()
@@ -72,7 +73,7 @@ fn reserved_condition(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{NodeName, PodKey};
+    use crate::ids::NodeName;
     use crate::kubernetes::port::{EvictionCondition, EvictionReason, PlanState};
     use crate::scheduling::policy::Policy;
     use crate::scheduling::vocabulary::placement::Reservation;
@@ -80,9 +81,9 @@ mod tests {
 
     fn patch(change: &StatusChange) -> Value {
         let service = Service::new(Policy::default());
-        let uid = PodUid::parse("uid-1").unwrap();
+        let (pod, uid) = (PodKey::parse("team-a", "pod").unwrap(), PodUid::parse("uid-1").unwrap());
         let epoch = LeaderEpoch::new("lease", 3, "nonce");
-        status_patch(&uid, change, &epoch, &service.clock, jiff::Timestamp::UNIX_EPOCH)
+        status_patch(&pod, &uid, change, &epoch, &service.clock, jiff::Timestamp::UNIX_EPOCH)
     }
 
     fn node() -> NodeName {

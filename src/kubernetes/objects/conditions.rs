@@ -3,7 +3,7 @@
 //! Texts and shapes only. Which of them are written, and when, is decided elsewhere.
 
 use super::{REQUEUED_CONDITION, RESERVED_CONDITION};
-use crate::ids::NodeName;
+use crate::ids::{NodeName, PodKey};
 use crate::kubernetes::port::{EvictionCondition, PlanState, WakeAnswer};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -116,9 +116,9 @@ pub fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
 }
 
 /// Without a time, so that a repeated eviction changes nothing; the pod's deletion has a time.
-pub fn disruption_target_condition(mark: &EvictionCondition) -> PodCondition {
+pub fn disruption_target_condition(mark: &EvictionCondition, victim: &PodKey) -> PodCondition {
     let (status, reason, message) = match mark {
-        EvictionCondition::Evicting(why) => ("True", why.reason(), why.to_string()),
+        EvictionCondition::Evicting(why) => ("True", why.reason(), why.told_to(victim)),
         EvictionCondition::Cancelled => ("False", "Cancelled", "It is not evicted.".to_owned()),
     };
     PodCondition {
@@ -133,7 +133,6 @@ pub fn disruption_target_condition(mark: &EvictionCondition) -> PodCondition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::PodKey;
     use crate::kubernetes::port::EvictionReason;
 
     fn pod(spec: Value) -> Pod {
@@ -215,7 +214,8 @@ mod tests {
     #[test]
     fn a_victims_condition_names_the_preemptor_and_has_no_time() {
         let by = PodKey::parse("team-a", "llama").unwrap();
-        let shown = |mark| serde_json::to_value(disruption_target_condition(&mark)).unwrap();
+        let victim = PodKey::parse("team-a", "batch").unwrap();
+        let shown = |mark| serde_json::to_value(disruption_target_condition(&mark, &victim)).unwrap();
         assert_eq!(
             shown(EvictionCondition::Evicting(EvictionReason::Preempted { by })),
             json!({

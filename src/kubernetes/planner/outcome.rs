@@ -164,7 +164,7 @@ impl Planner {
             Ok(()) => progress.is_written = true,
             Err(error) => {
                 warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
-                self.give_up(uid, "the API server did not accept it", now);
+                self.give_up(uid, |_| "the API server did not accept it".into(), now);
             }
         }
     }
@@ -188,7 +188,7 @@ impl Planner {
             EvictionTask::Reservation { preemptor } => {
                 let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
                 if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
-                    self.give_up(preemptor, &format!("the eviction of pod {key} is refused: {message}"), now);
+                    self.give_up(preemptor, |reader| eviction_refused(reader, key, &message), now);
                 }
             }
         }
@@ -213,12 +213,20 @@ impl Planner {
         }
     }
 
-    fn give_up(&mut self, uid: &PodUid, because: &str, now: Moment) {
+    /// Releases the pod's reservation, if it has one; `because` is what its owner is told.
+    fn give_up(&mut self, uid: &PodUid, because: impl FnOnce(&PodKey) -> String, now: Moment) {
+        // A statement of its own, so that the ledger is not locked any more.
         let reservation_status = self.service.cluster().reservation_of(uid);
-        reservation_status
-            .iter()
-            .for_each(|reservation_status| self.call_off(reservation_status, because, now));
+        if let Some(reservation_status) = reservation_status {
+            self.call_off(&reservation_status, &because(&reservation_status.key), now);
+        }
     }
+}
+
+/// What the preemptor's owner is told. The API server's message may name more than the victim.
+fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> String {
+    let refused = format!("the eviction of {} is refused", victim.named_to(preemptor));
+    if victim.namespace == preemptor.namespace { format!("{refused}: {message}") } else { refused }
 }
 
 fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {

@@ -76,49 +76,55 @@ impl EvictionReason {
     }
 }
 
-/// The message for the pod's owner.
+/// With the names of all pods: for those who operate the cluster.
 impl fmt::Display for EvictionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message(|pod| format!("pod {pod}")))
+    }
+}
+
+impl EvictionReason {
+    /// The message for the victim's owner, [without names](PodKey::named_to) of other namespaces.
+    pub fn told_to(&self, victim: &PodKey) -> String {
+        self.message(|pod| pod.named_to(victim))
+    }
+
+    fn message(&self, named: impl Fn(&PodKey) -> String) -> String {
         match self {
-            Self::Preempted { by } => {
-                write!(f, "Preempted by pod {by}, which has a higher priority.")
-            }
-            Self::Reclaimed { owner, by } => write!(
-                f,
-                "Tenant {owner} reclaimed its guarantee for pod {by}. This pod used capacity that its own tenant had borrowed."
+            Self::Preempted { by } => format!("Preempted by {}, which has a higher priority.", named(by)),
+            Self::Reclaimed { owner, by } => format!(
+                "Tenant {owner} reclaimed its guarantee for {}. This pod used capacity that its own tenant had borrowed.",
+                named(by)
             ),
-            Self::Pressure { engine, gpu } => write!(
-                f,
-                "The engine of pod {engine} on GPU {gpu} is overloaded (KV cache or queue) and has precedence."
+            Self::Pressure { engine, gpu } => format!(
+                "The engine of {} on GPU {gpu} is overloaded (KV cache or queue) and has precedence.",
+                named(engine)
             ),
-            Self::Consolidated { to_fit } => {
-                write!(f, "Pod {to_fit} fits only on the GPUs of this pod, and this pod fits on other GPUs.")
-            }
-            Self::GroupEvicted { group, by } => {
-                write!(
-                    f,
-                    "Its group {group} is evicted for pod {by}; a group is evicted as a whole or not at all."
-                )
-            }
-            Self::GroupIncomplete { group } => write!(
-                f,
+            Self::Consolidated { to_fit } => format!(
+                "Evicted for {}, which fits only on the GPUs of this pod, while this pod fits on other GPUs.",
+                named(to_fit)
+            ),
+            Self::GroupEvicted { group, by } => format!(
+                "Its group {group} is evicted for {}; a group is evicted as a whole or not at all.",
+                named(by)
+            ),
+            Self::GroupIncomplete { group } => format!(
                 "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
             ),
-            Self::LoanEnded { lender, gpu, is_early: true } => write!(
-                f,
-                "The engines beside that of pod {lender} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps."
+            Self::LoanEnded { lender, gpu, is_early: true } => format!(
+                "The engines beside that of {} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps.",
+                named(lender)
             ),
-            Self::LoanEnded { lender, gpu, is_early: false } => write!(
-                f,
-                "The engine of pod {lender} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept."
+            Self::LoanEnded { lender, gpu, is_early: false } => format!(
+                "The engine of {} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept.",
+                named(lender)
             ),
-            Self::Overuse { granted, used } => write!(
-                f,
+            Self::Overuse { granted, used } => format!(
                 "Its processes use {used} of VRAM and it was granted {granted}, for longer than the policy allows."
             ),
-            Self::Conflict { with, gpu } => write!(
-                f,
-                "GPU {gpu} was also allocated to pod {with}. This pod had not started, so it is evicted; its controller may recreate it."
+            Self::Conflict { with, gpu } => format!(
+                "GPU {gpu} was also allocated to {}. This pod had not started, so it is evicted; its controller may recreate it.",
+                named(with)
             ),
         }
     }
@@ -340,6 +346,9 @@ mod tests {
         for (reason, named) in &reasons {
             let text = reason.to_string();
             assert!(text.contains(named) && text.ends_with('.'), "{text}");
+            let told = |namespace| reason.told_to(&PodKey::parse(namespace, "victim").unwrap());
+            assert_eq!(told("team-a"), text);
+            assert!(!told("team-b").contains("team-a"), "{}", told("team-b"));
             assert!(reason.reason().bytes().all(|byte| byte.is_ascii_alphabetic()), "{}", reason.reason());
         }
         let words: BTreeSet<&str> = reasons.iter().map(|(reason, _)| reason.reason()).collect();

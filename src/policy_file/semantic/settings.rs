@@ -125,6 +125,17 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                     .help("write a model's name, or a pattern such as `meta-llama/*`"),
             );
         }
+        if says_no_namespaces(policy, &path) {
+            let at = policy.span(&[&path[..], &["namespaces"]].concat());
+            found.push(
+                Diagnostic::error(
+                    "empty-condition",
+                    at,
+                    "`namespaces` is empty, so no pod could be a replica",
+                )
+                .help("take the line away to count the pods of all namespaces, or name some"),
+            );
+        }
         let kv_cache = own.kv_cache.unwrap_or(rules.kv_cache).get();
         let least = own.min_replicas.unwrap_or(rules.min_replicas);
         let most = own.max_replicas.unwrap_or(rules.max_replicas);
@@ -140,6 +151,12 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
             found.push(Diagnostic::error("window-too-long", at, message).help("write at most `1h`"));
         }
     }
+}
+
+/// Whether the model at `path` has a list of namespaces and none in it.
+fn says_no_namespaces(policy: Written<'_>, path: &[&str]) -> bool {
+    let model = path.iter().try_fold(policy.merged, |node, field| node.get(field));
+    model.and_then(|model| model.get("namespaces")).is_some_and(|list| list.items().is_empty())
 }
 
 fn bounds(

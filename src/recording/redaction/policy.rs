@@ -4,8 +4,8 @@
 use super::veil::Names;
 use crate::scheduling::policy::selection::is_pattern;
 use crate::scheduling::policy::{
-    Class, Expression, LabelExpression, Match, NamespaceSelector, Policy, PolicyError, Pool, SpareRule,
-    Tenant,
+    Class, Expression, LabelExpression, Match, ModelRules, NamespaceSelector, Policy, PolicyError, Pool,
+    SpareRule, Tenant,
 };
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, Poli
     }
     settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
     settings.autoscaling.models =
-        settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), *rules)).collect();
+        settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), by.model(rules))).collect();
     let renamed = renamed
         .with_classes(policy.classes().iter().map(|class| by.class(class)).collect())?
         .with_tenants(policy.tenants().iter().map(|tenant| by.tenant(tenant)).collect())?
@@ -80,6 +80,15 @@ impl Renaming<'_> {
         })
     }
 
+    /// Where no namespaces at all mean any.
+    fn narrowed(&self, namespaces: &[String]) -> Vec<String> {
+        let renamed = self.namespaces(namespaces);
+        match renamed.is_empty() && !namespaces.is_empty() {
+            true => vec![NO_NAMESPACE.into()],
+            false => renamed,
+        }
+    }
+
     fn namespaces(&self, namespaces: &[String]) -> Vec<String> {
         let renamed = |text: &String| match is_pattern(text) {
             true => self.names.pattern(text),
@@ -99,11 +108,6 @@ impl Renaming<'_> {
     }
 
     fn conditions(&self, matches: &Match) -> Match {
-        let mut namespaces = self.namespaces(&matches.namespaces);
-        if namespaces.is_empty() && !matches.namespaces.is_empty() {
-            // No namespaces at all would mean any.
-            namespaces.push(NO_NAMESPACE.into());
-        }
         let mut labels = self.labels(&matches.labels);
         let held =
             matches.expression.as_ref().map(|expression| (expression, self.names.expression(expression)));
@@ -116,7 +120,7 @@ impl Renaming<'_> {
             None => None,
         };
         Match {
-            namespaces,
+            namespaces: self.narrowed(&matches.namespaces),
             namespace_selector: self.selector(&matches.namespace_selector),
             labels,
             match_expressions: self.expressions(&matches.match_expressions),
@@ -126,6 +130,10 @@ impl Renaming<'_> {
             sharing: matches.sharing,
             expression,
         }
+    }
+
+    fn model(&self, rules: &ModelRules) -> ModelRules {
+        ModelRules { namespaces: self.narrowed(&rules.namespaces), ..rules.clone() }
     }
 
     fn tenant(&self, tenant: &Tenant) -> Tenant {

@@ -21,12 +21,12 @@ pub enum Violation {
     OverPromised { node: NodeName, gpu: GpuUuid, reserved: Bytes, capacity: Bytes },
     #[error("{node} {gpu}: {pod} is exclusive and shares the GPU with {}", plural(*others, "pod"))]
     ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
-    #[error("{node} {gpu}: the ledger has {booked} allocated, the pods add up to {added_up}")]
-    BooksDiffer { node: NodeName, gpu: GpuUuid, booked: Bytes, added_up: Bytes },
-    #[error("{node} {resource}: the ledger has {booked} in use, the pods add up to {added_up}")]
-    DevicesDiffer { node: NodeName, resource: PluginResource, booked: u32, added_up: u32 },
-    #[error("the ledger has {} in {group}, {shown} show that they are", plural(*booked, "pod"))]
-    GroupsDiffer { group: GroupKey, booked: usize, shown: usize },
+    #[error("{node} {gpu}: the ledger has {recorded} allocated, the pods add up to {added_up}")]
+    ChargesDiffer { node: NodeName, gpu: GpuUuid, recorded: Bytes, added_up: Bytes },
+    #[error("{node} {resource}: the ledger has {recorded} in use, the pods add up to {added_up}")]
+    DevicesDiffer { node: NodeName, resource: PluginResource, recorded: u32, added_up: u32 },
+    #[error("the ledger has {} in {group}, {shown} show that they are", plural(*recorded, "pod"))]
+    GroupsDiffer { group: GroupKey, recorded: usize, shown: usize },
 }
 
 /// A node's GPUs.
@@ -65,10 +65,10 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
                 pod_states.values().filter_map(|entry| part(entry, gpus, device, capacity)).collect();
             let held = held(&pod_states, gpus, device, capacity);
             let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
-            let booked = node.gpus[place].charged;
-            if booked != added_up {
+            let recorded = node.gpus[place].charged;
+            if recorded != added_up {
                 let gpu = device.uuid.clone();
-                violations.push(Violation::BooksDiffer { node: name.clone(), gpu, booked, added_up });
+                violations.push(Violation::ChargesDiffer { node: name.clone(), gpu, recorded, added_up });
             }
             if device.health != Health::Lost {
                 check_promises(name, device, capacity, &parts, &mut violations);
@@ -88,16 +88,16 @@ fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations:
             shown.entry(group).or_default().insert(uid);
         }
     }
-    for (group, booked) in ledger.groups() {
+    for (group, recorded) in ledger.groups() {
         let shown = shown.remove(group).unwrap_or_default();
-        if !booked.iter().eq(shown.iter().copied()) {
-            let (group, booked) = (group.clone(), booked.len());
-            violations.push(Violation::GroupsDiffer { group, booked, shown: shown.len() });
+        if !recorded.iter().eq(shown.iter().copied()) {
+            let (group, recorded) = (group.clone(), recorded.len());
+            violations.push(Violation::GroupsDiffer { group, recorded, shown: shown.len() });
         }
     }
     violations.extend(shown.into_iter().map(|(group, shown)| Violation::GroupsDiffer {
         group: group.clone(),
-        booked: 0,
+        recorded: 0,
         shown: shown.len(),
     }));
 }
@@ -148,10 +148,10 @@ fn check_devices(
         }
     }
     for (resource, added_up) in added_up {
-        let booked =
+        let recorded =
             node.plugin.iter().find(|share| share.resource == resource).map_or(0, |share| share.used);
-        if booked != added_up {
-            violations.push(Violation::DevicesDiffer { node: name.clone(), resource, booked, added_up });
+        if recorded != added_up {
+            violations.push(Violation::DevicesDiffer { node: name.clone(), resource, recorded, added_up });
         }
     }
 }

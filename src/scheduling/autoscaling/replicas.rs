@@ -50,7 +50,10 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         replicas.entry(replica).and_modify(|known| *known = known.beside(figures)).or_insert(figures);
     }
     let files = files(ledger);
-    let load = |(model, replicas): (&ModelId, Replicas<'_>)| {
+    let rules = &ledger.policy().autoscaling;
+    let load = |(model, mut replicas): (&ModelId, Replicas<'_>)| {
+        let counts = rules.counts(model);
+        replicas.retain(|replica, _| counts(namespace(ledger, replica)));
         let mut load = ModelLoad::default();
         replicas.values().for_each(|figures| load.add(*figures));
         load.ready_in = ready_in(ledger, files.get(model), &replicas, load.asleep > 0);
@@ -84,6 +87,14 @@ fn is_believed(ledger: &Ledger, engine: &EngineSample) -> bool {
 
 fn group(pod_state: &PodState) -> Option<&GroupKey> {
     pod_state.disruption_info.group.as_ref()
+}
+
+/// A pod that takes its GPUs by ResourceClaims is not in the ledger, and its agent reports no namespace.
+fn namespace<'a>(ledger: &'a Ledger, replica: &Replica<'a>) -> Option<&'a str> {
+    match replica {
+        Replica::Group(group) => Some(&group.namespace),
+        Replica::Pod(uid) => ledger.pod_state(uid).map(|pod_state| &*pod_state.key.namespace),
+    }
 }
 
 /// Whether a pod of a model is one of its replicas: a batch job names a model, too, to start where its files are.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::ids::ModelId;
 use crate::scheduling::ledger::{DeviceSlice, PublishedDevices, StartProgress};
+use crate::scheduling::policy::{ModelRules, Policy};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
 use crate::scheduling::verbs::bind::BindAsked;
 use crate::scheduling::verbs::binding::BindingWritten;
@@ -130,4 +131,23 @@ fn an_agent_is_believed_about_the_pods_of_its_own_node_only() {
     let from_b = |pod| EngineSample { node: node("b"), ..sample(pod, busy(1.0)) };
     let load = load_of(&cluster, &[sample("one", busy(0.5)), from_b("one"), from_b("waits"), from_b("none")]);
     assert_eq!((load.serving, load.starting, load.kv_cache.sum), (1, 1, 500));
+}
+
+#[test]
+fn pods_of_other_namespaces_than_the_policy_names_for_a_model_are_no_replicas_of_it() {
+    let mut policy = Policy::default();
+    let ours = ModelRules { namespaces: vec!["serving-*".into()], ..ModelRules::default() };
+    policy.settings.autoscaling.models = [("m".to_owned(), ours)].into();
+    let mut cluster = LedgerCluster::by(policy, &[("a", 4)]);
+    bound(&mut cluster, "serving-a/engine");
+    bound(&mut cluster, "intruder/engine");
+    cluster.wait("intruder/waits", of_model("m"));
+    let engines = ["serving-a/engine", "intruder/engine"].map(|pod| sample(pod, busy(0.5)));
+    let unknown = EngineSample { pod: uid("claims"), ..engines[0].clone() };
+    let [ours, theirs] = engines;
+    let load = load_of(&cluster, &[ours.clone(), theirs.clone(), unknown]);
+    assert_eq!((load.replicas(), load.kv_cache.sum), (1, 500));
+    let other = |sample: EngineSample| EngineSample { model: ModelId::parse("n").unwrap(), ..sample };
+    let loads = loads(&cluster, &[other(ours), other(theirs)]);
+    assert_eq!(loads[&ModelId::parse("n").unwrap()].serving, 2, "of a model without the list all count");
 }

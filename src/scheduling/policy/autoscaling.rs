@@ -88,7 +88,7 @@ pub struct ScaleDown {
 }
 
 /// What is different for some models; the rest is as for all.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ModelRules {
     #[serde(with = "setting::Optional::<setting::Percentage<100>>", skip_serializing_if = "Option::is_none")]
@@ -105,12 +105,19 @@ pub struct ModelRules {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u32", range(min = 1, max = 100000))]
     pub max_replicas: Option<u32>,
+    /// The namespaces whose pods are replicas of the model; `*` stands for any text. Default: all, although engines name their
+    /// models themselves, and those of any namespace raise the number. With a list, pods that take their GPUs by ResourceClaims
+    /// do not count: their namespaces are unknown.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("items" = {"format": "name-pattern", "type": "string"}))]
+    pub namespaces: Vec<String>,
 }
 
 impl AutoscalingRules {
     /// The rules of one model.
     pub fn of(&self, model: &ModelId) -> Self {
-        let own = self.entry(model);
+        let none = ModelRules::default();
+        let own = self.entry(model).unwrap_or(&none);
         Self {
             kv_cache: own.kv_cache.unwrap_or(self.kv_cache),
             waiting: own.waiting.unwrap_or(self.waiting),
@@ -122,12 +129,19 @@ impl AutoscalingRules {
         }
     }
 
-    fn entry(&self, model: &ModelId) -> ModelRules {
-        if let Some(named) = self.models.get(model.as_str()) {
-            return *named;
+    /// Whether pods of a namespace are replicas of the model; `None` is a pod whose namespace is unknown.
+    pub fn counts(&self, model: &ModelId) -> impl Fn(Option<&str>) -> bool {
+        let namespaces = self.entry(model).map_or(&[][..], |rules| &rules.namespaces);
+        move |namespace| {
+            let is_named = |name: &str| namespaces.iter().any(|pattern| takes(pattern, name));
+            namespaces.is_empty() || namespace.is_some_and(is_named)
         }
-        let patterns = self.models.iter().filter(|(pattern, _)| takes(pattern, model.as_str()));
-        patterns.max_by_key(|(pattern, _)| pattern.len()).map(|(_, rules)| *rules).unwrap_or_default()
+    }
+
+    fn entry(&self, model: &ModelId) -> Option<&ModelRules> {
+        let patterns = || self.models.iter().filter(|(pattern, _)| takes(pattern, model.as_str()));
+        let longest = || patterns().max_by_key(|(pattern, _)| pattern.len()).map(|(_, rules)| rules);
+        self.models.get(model.as_str()).or_else(longest)
     }
 
     /// The models that have rules by their name: they are known before any of their replicas is.

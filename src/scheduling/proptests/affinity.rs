@@ -1,6 +1,6 @@
 //! Same-GPU affinity against the definition: never without room, and nothing without an engine that may be woken.
 
-use super::choices::{gpu, has_room_by_the_book, node};
+use super::choices::{gpu, has_room_by_definition, node};
 use super::demand;
 use crate::ids::ModelId;
 use crate::scheduling::placing::affinity;
@@ -56,12 +56,12 @@ proptest! {
         prop_assert_eq!(chosen.is_some(), packed.is_some(), "an engine that sleeps neither admits nor refuses a pod");
         let Some(chosen) = chosen else { return Ok(()) };
         prop_assert_eq!(chosen.gpus.len(), demand.gpus);
-        prop_assert!(chosen.gpus.iter().all(|place| has_room_by_the_book(&gpus[place], &demand)));
+        prop_assert!(chosen.gpus.iter().all(|place| has_room_by_definition(&gpus[place], &demand)));
         let is_open = |engine: &&ReusableEngine| {
             let is_own = engine.model.as_str() == "own" && &*engine.namespace == "default";
             is_own
                 && engine.gpus.len() == demand.gpus
-                && engine.gpus.iter().all(|place| has_room_by_the_book(&gpus[place], &demand))
+                && engine.gpus.iter().all(|place| has_room_by_definition(&gpus[place], &demand))
         };
         let open: Vec<&ReusableEngine> = engines.iter().filter(is_open).collect();
         let is_contended = |set: GpuSet| set.iter().any(|place| pack::is_contended(&gpus[place], &demand));

@@ -79,7 +79,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// Whether a GPU fits, written again from the definition.
-pub(super) fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
+pub(super) fn has_room_by_definition(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
     let enough = gpu.charged.0 + gpu.unaccounted_vram.0 + demand.per_gpu.0 <= gpu.capacity.0;
@@ -106,7 +106,7 @@ pub(super) fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
 }
 
 /// What the engine load says against the GPU, of 1,000, and how near it is to a limit, in thousandths.
-fn load_by_the_book(gpu: &Gpu, demand: &Demand) -> (u64, u64) {
+fn load_by_definition(gpu: &Gpu, demand: &Demand) -> (u64, u64) {
     let parts = [
         (
             demand.terms.kv_cache_limit.map(|p| u32::from(p.get())),
@@ -136,7 +136,7 @@ proptest! {
             let contended = set.iter().filter(|g| taken(g)).count();
             let mut each: Vec<_> = set.iter().map(|g| {
                 let left = gpus[*g].capacity.0 - gpus[*g].charged.0 - gpus[*g].unaccounted_vram.0 - demand.per_gpu.0;
-                let (part, near) = load_by_the_book(&gpus[*g], &demand);
+                let (part, near) = load_by_definition(&gpus[*g], &demand);
                 (taken(g), part / 125, left, near, *g)
             }).collect();
             each.sort_unstable();
@@ -145,7 +145,7 @@ proptest! {
             (contended, !is_together, each)
         };
         let best = subsets(gpus.len(), demand.gpus)
-            .filter(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)))
+            .filter(|set| set.iter().all(|g| has_room_by_definition(&gpus[*g], &demand)))
             .min_by_key(cost);
         let chosen = pack::choose(&gpus, &demand, GpuSet::ALL);
         prop_assert_eq!(chosen.map(|set| set.iter().collect::<Vec<_>>()), best);
@@ -170,13 +170,13 @@ proptest! {
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let possible = subsets(gpus.len(), demand.gpus)
-            .any(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)));
+            .any(|set| set.iter().all(|g| has_room_by_definition(&gpus[*g], &demand)));
         let emptied: Vec<Gpu> = gpus
             .iter()
             .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, excluded_classes: ClassSet::NONE, ..*gpu })
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
-            .any(|set| set.iter().all(|g| has_room_by_the_book(&emptied[*g], &demand)));
+            .any(|set| set.iter().all(|g| has_room_by_definition(&emptied[*g], &demand)));
         match fit(&node("n", gpus.clone()), &demand) {
             Ok(_) => prop_assert!(possible),
             Err(misfit) => {
@@ -205,7 +205,7 @@ proptest! {
         let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
             let gpus = fit(node, &demand).ok()?;
             let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
-            let (part, near) = gpus.iter().map(|g| load_by_the_book(&node.gpus[g], &demand)).max().unwrap();
+            let (part, near) = gpus.iter().map(|g| load_by_definition(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
             // The default weights of KV headroom, packing and topology; these nodes differ in nothing else.

@@ -50,7 +50,7 @@ fn the_fullest_rank_and_the_summed_queues_of_an_engine_reach_the_ledger() {
         assert_eq!(shown[key], value, "{key}");
     }
     let full = EngineLoad::of(Percent::new(64), Some(3));
-    eventually("the books have it", || measured(&extender, "GPU-a").unwrap().engine_load == full);
+    eventually("the ledger has it", || measured(&extender, "GPU-a").unwrap().engine_load == full);
     engine.shows(VLLM_ASLEEP);
     eventually("asleep it is no neighbour", || {
         measured(&extender, "GPU-a").unwrap().engine_load == EngineLoad::NONE

@@ -69,7 +69,7 @@ fn mig_slices_are_listed_after_their_gpu() {
     assert_eq!(report["gpus"][1]["processes"][0]["pod"], uid(&llama));
     let extender = world.extender();
     let _agent = world.start(&agents_at(&extender));
-    eventually("the books have them", || healths(&extender).iter().any(|(uuid, _)| uuid == "MIG-y"));
+    eventually("the ledger has them", || healths(&extender).iter().any(|(uuid, _)| uuid == "MIG-y"));
     assert!(measured(&extender, "MIG-x").is_some_and(|slice| slice.attributed.len() == 1));
 }
 
@@ -89,7 +89,7 @@ fn a_gpu_error_drains_the_gpu_and_a_program_error_does_not() {
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
     let agent = world.start(&agents_at(&extender));
-    eventually("the books have both", || healths(&extender).len() == 2);
+    eventually("the ledger has both", || healths(&extender).len() == 2);
     // They are read in this order: once the second has had its effect, the first has had none.
     let xids = vec![Xid { gpu: 1, xid: 13 }, Xid { gpu: 0, xid: 48 }];
     world.play(&NvmlScript { xids, ..script([gpu("a"), gpu("b")]) });
@@ -108,7 +108,7 @@ fn a_dead_gpu_takes_no_new_pods_and_its_pods_get_an_event() {
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
     let _agent = world.start(&agents_at(&extender));
-    eventually("the books have both", || healths(&extender).len() == 2);
+    eventually("the ledger has both", || healths(&extender).len() == 2);
     world.play(&script([ScriptedGpu { lost: true, ..gpu("a") }, gpu("b")]));
     let report = reported_until(&extender, "it is lost", |r| r["gpus"][0]["health"] == "lost");
     assert_eq!(report["gpus"][0]["totalBytes"], 80 * GIB, "its size is remembered");

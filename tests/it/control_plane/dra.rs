@@ -118,8 +118,8 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
         assert_eq!(on_dra, 0);
     })
     .await;
-    let books = world.books().await.unwrap();
-    let kinds = books["snapshot"]["nodes"].as_array().unwrap().iter();
+    let ledger = world.ledger().await.unwrap();
+    let kinds = ledger["snapshot"]["nodes"].as_array().unwrap().iter();
     let kinds: Vec<_> =
         kinds.map(|node| (node["name"].as_str().unwrap(), node["kind"].as_str().unwrap())).collect();
     assert_eq!(kinds, [("dra-a", "dra"), ("dra-b", "dra"), ("dra-c", "dra"), ("own", "stowage")]);

@@ -21,8 +21,8 @@ async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_t
         world.fill_cache(&nodes[node].uuid(gpu), f64::from(percent) / 100.0);
     }
     eventually("the figures are known", async || {
-        let books = world.books().await?;
-        let known = books["snapshot"]["nodes"].as_array()?.iter().all(|known| {
+        let ledger = world.ledger().await?;
+        let known = ledger["snapshot"]["nodes"].as_array()?.iter().all(|known| {
             let of = |(node, gpu, percent): (usize, u32, u8)| {
                 let counted = &known["gpus"][gpu as usize]["engine_load"]["kv_cache"];
                 // An engine at 2 % is hardly told from none.

@@ -139,10 +139,10 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     .await;
     for Replica { ports, .. } in &replicas {
         world.ports = *ports;
-        eventually("the books of both add up, and have these pods alone", async || {
-            let books = world.books().await?;
+        eventually("the ledgers of both add up, and have these pods alone", async || {
+            let ledger = world.ledger().await?;
             let bound = world.count("stowage_ledger_pods", "bound").await;
-            (books["violations"] == json!([]) && bound == 16).then_some(())
+            (ledger["violations"] == json!([]) && bound == 16).then_some(())
         })
         .await;
     }

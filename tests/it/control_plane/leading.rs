@@ -25,7 +25,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     let Some(mut world) = RealControlPlane::at_work(nodes, &serve(host.trim())).await else { return };
     let standby = Ports::free();
     let _standby = world.serve("standby", standby, &serve("another-host"));
-    eventually("the books are complete", async || {
+    eventually("the ledger is complete", async || {
         world.check();
         let (status, text) = world.get("/readyz").await?;
         (status == 200 && text.contains("does not lead")).then_some(())

@@ -90,7 +90,7 @@ fn quantile(sorted: &[Duration], part: f64) -> f64 {
 async fn delete_all(world: &RealControlPlane) {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     api.delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default()).await.unwrap();
-    eventually("all pods are gone, from the books too", async || {
+    eventually("all pods are gone, from the ledger too", async || {
         let none = api.list(&ListParams::default()).await.ok()?.items.is_empty();
         (none && world.count("stowage_ledger_pods", "bound").await == 0).then_some(())
     })

@@ -146,8 +146,8 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     }
 
     eventually("the ledger has the unaccounted VRAM", async || {
-        let books = world.books().await?;
-        let taken = &books["snapshot"]["nodes"].as_array()?.iter().find(|node| node["name"] == "w")?["gpus"]
+        let ledger = world.ledger().await?;
+        let taken = &ledger["snapshot"]["nodes"].as_array()?.iter().find(|node| node["name"] == "w")?["gpus"]
             [0]["unaccounted_vram"];
         (taken != &Value::Null && taken != &json!(0)).then_some(())
     })

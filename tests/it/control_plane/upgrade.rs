@@ -50,10 +50,10 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
     let new = Ports::free();
     let _reports = FleetAgents::start(REPORT_EVERY, nodes.clone(), vec![new]);
     let today = world.serve("new", new, &serve("new"));
-    let before = charged(&world.books().await.unwrap());
+    let before = charged(&world.ledger().await.unwrap());
     world.ports = new;
-    eventually("the new version has the old one's books", async || {
-        Some(charged(&world.books().await?)).filter(|books| *books == before)
+    eventually("the new version has the old one's ledger", async || {
+        Some(charged(&world.ledger().await?)).filter(|ledger| *ledger == before)
     })
     .await;
     world.stowage.replace(today).expect("it runs").kill();
@@ -70,11 +70,11 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
     no_gpu_is_promised_twice(&found, &nodes);
 
     // And back: what the new version wrote is understood by the old one.
-    let after = charged(&world.books().await.unwrap());
+    let after = charged(&world.ledger().await.unwrap());
     world.ports = old;
     let again = world.serve_by(&previous, "old-again", old, &serve("old"));
-    eventually("the old version has the new one's books", async || {
-        Some(charged(&world.books().await?)).filter(|books| *books == after)
+    eventually("the old version has the new one's ledger", async || {
+        Some(charged(&world.ledger().await?)).filter(|ledger| *ledger == after)
     })
     .await;
     world.stowage.replace(again).expect("it runs").kill();

@@ -178,10 +178,10 @@ impl RealControlPlane {
 
     /// The same with a changed configuration of the scheduler.
     pub async fn begin_scheduling_but(&mut self, change: impl FnOnce(&mut Value)) {
-        eventually("the books have the GPUs as the agents report them", async || {
+        eventually("the ledger has the GPUs as the agents report them", async || {
             self.check();
-            let books = self.books().await?;
-            let nodes = books["snapshot"]["nodes"].as_array()?;
+            let ledger = self.ledger().await?;
+            let nodes = ledger["snapshot"]["nodes"].as_array()?;
             let mut gpus = nodes.iter().flat_map(|node| node["devices"].as_array().unwrap());
             (!nodes.is_empty() && gpus.all(|gpu| gpu["uuid"].as_str().unwrap().starts_with("GPU-")))
                 .then_some(())
@@ -289,7 +289,7 @@ impl RealControlPlane {
     }
 
     /// `/debug/snapshot`.
-    pub async fn books(&self) -> Option<Value> {
+    pub async fn ledger(&self) -> Option<Value> {
         let (status, text) = self.get("/debug/snapshot").await?;
         (status == 200).then(|| serde_json::from_str(&text).unwrap())
     }

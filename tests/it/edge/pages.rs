@@ -80,8 +80,8 @@ fn the_snapshot_has_no_number_that_javascript_would_round() {
         }
     }
     let served = ServedCluster::of(&[("node-0", 2)]).with([pod("llm", "40Gi")]).serve();
-    let books = serde_json::from_str(&served.books()).unwrap();
-    assert!(largest(&books) < 1 << 53, "{books:#}");
+    let ledger = serde_json::from_str(&served.ledger()).unwrap();
+    assert!(largest(&ledger) < 1 << 53, "{ledger:#}");
 }
 
 /// A Stowage whose pages are authorized by a stand-in API server.

@@ -43,13 +43,13 @@ impl SchedulerCache {
 
     /// Bound to a node or assumed on it, and not ended.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
-        let uids = self.ledger.get(node).into_iter().flat_map(|book| &book.uids);
+        let uids = self.ledger.get(node).into_iter().flat_map(|entry| &entry.uids);
         uids.filter_map(|uid| self.pods.get(uid))
     }
 
     /// What a pod finds used: existing pods, and nominated pods that have precedence.
     pub fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
-        let mut usage = self.ledger.get(node).map(|book| book.usage.clone()).unwrap_or_default();
+        let mut usage = self.ledger.get(node).map(|entry| entry.usage.clone()).unwrap_or_default();
         self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
         usage
     }
@@ -83,7 +83,7 @@ impl SchedulerCache {
     /// Applies a pod as the watch shows it; a bound pod ends its assumption. The nomination of a new gated pod is noticed only
     /// at its next change, because it does not pass through the queue.
     pub fn apply_pod(&mut self, pod: Arc<SchedulerPod>) -> Option<Arc<SchedulerPod>> {
-        self.unbook(&pod.uid);
+        self.discharge(&pod.uid);
         if pod.node.is_some() || pod.ended {
             self.assumed.remove(&pod.uid);
         }
@@ -92,12 +92,12 @@ impl SchedulerCache {
         let counts = !pod.gated || self.pods.contains_key(&pod.uid);
         self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits && counts));
         let before = self.pods.insert(pod.uid.clone(), pod.clone());
-        self.book(&pod);
+        self.charge(&pod);
         before
     }
 
     pub fn delete_pod(&mut self, uid: &str) -> Option<Arc<SchedulerPod>> {
-        self.unbook(uid);
+        self.discharge(uid);
         self.assumed.remove(uid);
         self.nominated.remove(uid);
         self.pods.remove(uid)
@@ -105,19 +105,19 @@ impl SchedulerCache {
 
     /// Counts a pod on a node before the Binding is written.
     pub fn assume(&mut self, uid: &str, node: &str) {
-        self.unbook(uid);
+        self.discharge(uid);
         self.assumed.insert(uid.to_owned(), node.to_owned());
         self.nominated.remove(uid);
         if let Some(pod) = self.pods.get(uid).cloned() {
-            self.book(&pod);
+            self.charge(&pod);
         }
     }
 
     pub fn forget(&mut self, uid: &str) {
-        self.unbook(uid);
+        self.discharge(uid);
         self.assumed.remove(uid);
         if let Some(pod) = self.pods.get(uid).cloned() {
-            self.book(&pod);
+            self.charge(&pod);
         }
     }
 
@@ -132,28 +132,28 @@ impl SchedulerCache {
         if pod.ended { None } else { pod.node.as_ref().or_else(|| self.assumed.get(&pod.uid)) }
     }
 
-    fn book(&mut self, pod: &SchedulerPod) {
+    fn charge(&mut self, pod: &SchedulerPod) {
         let Some(node) = self.place_of(pod).cloned() else {
             return;
         };
-        let book = self.ledger.entry(node).or_default();
-        if book.uids.insert(pod.uid.clone()) {
-            book.usage.add(pod);
+        let entry = self.ledger.entry(node).or_default();
+        if entry.uids.insert(pod.uid.clone()) {
+            entry.usage.add(pod);
         }
     }
 
-    fn unbook(&mut self, uid: &str) {
+    fn discharge(&mut self, uid: &str) {
         let Some(pod) = self.pods.get(uid).cloned() else {
             return;
         };
         let Some(node) = self.place_of(&pod).cloned() else {
             return;
         };
-        if let Some(book) = self.ledger.get_mut(&node)
-            && book.uids.remove(uid)
+        if let Some(entry) = self.ledger.get_mut(&node)
+            && entry.uids.remove(uid)
         {
-            subtract(&mut book.usage.requests, &pod.requests);
-            book.usage.pods -= 1;
+            subtract(&mut entry.usage.requests, &pod.requests);
+            entry.usage.pods -= 1;
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A planted bug lies here, between the core and the driver that asks it.
 
-use super::books::{Mask, Place, PodSpec, each};
 use super::oracle::{SeenBind, SeenNodes};
 use super::planted::PlantedBug;
+use super::record::{Mask, Place, PodSpec, each};
 use super::rules::{APPS, CLASSES, NAMESPACES};
 use super::victims::Evictions;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};

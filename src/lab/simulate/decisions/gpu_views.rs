@@ -1,6 +1,6 @@
-//! What is left of each GPU by the [books](super::books), and which GPUs a pod may take.
+//! What is left of each GPU by the [record](super::record), and which GPUs a pod may take.
 
-use super::books::{Age, Books, GpuReadingBook, MOST_GPUS, Mask, PodSpec, each};
+use super::record::{Age, GpuReadingRecord, MOST_GPUS, Mask, PodSpec, Record, each};
 use super::rules::MARGIN;
 
 /// What is left of a GPU.
@@ -21,7 +21,7 @@ pub struct GpuView {
     pub is_wholly_free: bool,
 }
 
-impl Books {
+impl Record {
     /// What is left of each GPU of a node.
     pub fn views(&mut self, node: u8) -> [GpuView; MOST_GPUS] {
         if let Some(views) = self.nodes[usize::from(node)].views {
@@ -34,27 +34,27 @@ impl Books {
 
     /// The same if a pod had nothing there.
     pub fn views_without(&self, node: u8, except: Option<u32>) -> [GpuView; MOST_GPUS] {
-        let book = &self.nodes[usize::from(node)];
+        let entry = &self.nodes[usize::from(node)];
         let mut views = [GpuView::default(); MOST_GPUS];
-        let age = book.age(self.now);
-        for (gpu, hardware) in book.hardware.iter().enumerate() {
-            let seen = book.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
+        let age = entry.age(self.now);
+        for (gpu, hardware) in entry.hardware.iter().enumerate() {
+            let seen = entry.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
             views[gpu] = GpuView {
                 capacity: hardware.capacity,
-                is_healthy: book.healthy >> gpu & 1 == 1,
+                is_healthy: entry.healthy >> gpu & 1 == 1,
                 is_slice: hardware.is_slice,
                 unaccounted: self.unaccounted(node, gpu, age, seen),
                 load: seen.filter(|_| age == Age::Fresh).and_then(|seen| seen.load),
                 ..GpuView::default()
             };
         }
-        for pod in book.here.iter().filter(|pod| Some(**pod) != except) {
+        for pod in entry.here.iter().filter(|pod| Some(**pod) != except) {
             self.charge(node, *pod, &mut views);
         }
-        for pod in book.here.iter().filter(|pod| Some(**pod) != except) {
+        for pod in entry.here.iter().filter(|pod| Some(**pod) != except) {
             self.charge_kept(node, *pod, &mut views);
         }
-        for (view, hardware) in views.iter_mut().zip(&book.hardware) {
+        for (view, hardware) in views.iter_mut().zip(&entry.hardware) {
             view.is_wholly_free = view.tenants == 0
                 && view.charged == 0
                 && view.is_healthy
@@ -65,15 +65,15 @@ impl Books {
     }
 
     fn charge(&self, node: u8, pod: u32, views: &mut [GpuView; MOST_GPUS]) {
-        let book = &self.pods[pod as usize];
+        let entry = &self.pods[pod as usize];
         let Some(place) = self.charged(pod).filter(|place| place.node == node) else { return };
         for gpu in each(place.gpus) {
             let view = &mut views[gpu];
-            view.charged += book.spec.charge(view.capacity);
+            view.charged += entry.spec.charge(view.capacity);
             view.tenants += 1;
-            view.is_exclusive |= book.spec.is_exclusive;
-            view.is_starting |= book.starting.is_some();
-            view.classes |= 1 << book.spec.class;
+            view.is_exclusive |= entry.spec.is_exclusive;
+            view.is_starting |= entry.starting.is_some();
+            view.classes |= 1 << entry.spec.class;
         }
     }
 
@@ -100,34 +100,34 @@ impl Books {
         }
     }
 
-    fn unaccounted(&self, node: u8, gpu: usize, age: Age, seen: Option<&GpuReadingBook>) -> u64 {
-        let book = &self.nodes[usize::from(node)];
-        let margin = book.hardware[gpu].total * MARGIN / 100;
+    fn unaccounted(&self, node: u8, gpu: usize, age: Age, seen: Option<&GpuReadingRecord>) -> u64 {
+        let entry = &self.nodes[usize::from(node)];
+        let margin = entry.hardware[gpu].total * MARGIN / 100;
         let seen = match (age, seen) {
             (Age::Unreported, _) => return 0,
             (Age::Expired, _) | (_, None) => return margin,
             (Age::Fresh | Age::Stale, Some(seen)) => seen,
         };
         let granted = |pod: u32| match self.is_charged_on(pod, node, gpu) {
-            true => self.spec(pod).charge(book.hardware[gpu].capacity),
+            true => self.spec(pod).charge(entry.hardware[gpu].capacity),
             false => 0,
         };
         let beyond: u64 =
             seen.attributed.iter().map(|(pod, bytes)| bytes.saturating_sub(granted(*pod))).sum();
-        let believed = book.rests[gpu].into_iter().min().unwrap_or_default();
+        let believed = entry.rests[gpu].into_iter().min().unwrap_or_default();
         let least = if age == Age::Stale || seen.used.is_none() { margin } else { 0 };
         (beyond + believed).max(least)
     }
 
     /// What a reading that is believed shows on a GPU with pods that have nothing on the node.
     pub fn used_without_grant(&self, node: u8, gpu: usize) -> u64 {
-        let book = &self.nodes[usize::from(node)];
-        if !matches!(book.age(self.now), Age::Fresh | Age::Stale) {
+        let entry = &self.nodes[usize::from(node)];
+        if !matches!(entry.age(self.now), Age::Fresh | Age::Stale) {
             return 0;
         }
-        let seen = book.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
+        let seen = entry.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
         let attributed = seen.into_iter().flat_map(|seen| &seen.attributed);
-        attributed.filter(|(pod, _)| !book.here.contains(pod)).map(|(_, bytes)| bytes).sum()
+        attributed.filter(|(pod, _)| !entry.here.contains(pod)).map(|(_, bytes)| bytes).sum()
     }
 
     /// Whether a pod of a preemptible class may take no wholly free GPU now.

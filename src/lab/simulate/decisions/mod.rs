@@ -3,21 +3,21 @@
 //!
 //! ```text
 //!  seed or bytes ─► world: API server, machines ── inputs ──► door (the core as it ships) ── answers ─┐
-//!                     └──── what was shown and answered ─► books ─► oracle ◄──────────────────────────┘
+//!                     └──── what was shown and answered ─► record ─► oracle ◄──────────────────────────┘
 //! ```
 //!
 //! No HTTP, no thread, no Kubernetes type. [`world`] is what happens outside of the core, [`door`] hands it in and plain values out.
-//! [`books`] are the oracle's: what the core was told and what it answered, and in [`gpu_views`] what that leaves of each GPU; by
-//! them [`oracle`] says whether an answer is right, and [`victims`] whether pods leave rightly. Nothing of this reads the ledger. [`rules`] are policies in plain values, [`draws`] the
-//! choices, [`step`] the kinds of steps. [`planted`] are bugs that the oracle has to find; [`shrink`](mod@shrink) makes a failing
-//! sequence small.
+//! [`record`] is what the core was told and what it answered, and [`gpu_views`] what that leaves of each GPU. By them [`oracle`] says
+//! whether an answer is right, and [`victims`] whether pods leave rightly. None of these reads the ledger. [`rules`] are policies in
+//! plain values, [`draws`] the choices, [`step`] the kinds of steps. [`planted`] are bugs that the oracle has to find;
+//! [`shrink`](mod@shrink) makes a failing sequence small.
 
-mod books;
 mod door;
 mod draws;
 mod gpu_views;
 mod oracle;
 pub mod planted;
+mod record;
 mod rules;
 pub mod shrink;
 pub mod step;
@@ -120,7 +120,7 @@ fn played(
         world.is_aloud = lines.is_some();
         let checked = world.happens(kind);
         if let Some(lines) = &mut lines {
-            lines.push(format!("{step} {} ms {kind}: {}", world.books.now, world.notes.join("; ")));
+            lines.push(format!("{step} {} ms {kind}: {}", world.record.now, world.notes.join("; ")));
         }
         if let Err(why) = checked {
             broken = Some((step, why));

@@ -1,10 +1,10 @@
-//! The oracle: whether an answer is right by the [books](super::books). Small worlds are searched by brute force: GPUs take a pod
+//! The oracle: whether an answer is right by the [record](super::record). Small worlds are searched by brute force: GPUs take a pod
 //! independently of each other, so a node fits if enough of its GPUs take the pod.
 //!
 //! Both directions are checked. What passes must fit; what fits must not be refused, wherever it is certain what the core knows.
 
-use super::books::{Books, Kept, MOST_GPUS, Mask, Place, Told, each};
 use super::gpu_views::GpuView;
+use super::record::{Kept, MOST_GPUS, Mask, Place, Record, Told, each};
 use super::tally::DecisionTally;
 use super::victims::{Evictions, Leftover};
 
@@ -35,7 +35,7 @@ enum OwnPlace {
     Open,
 }
 
-impl Books {
+impl Record {
     /// Whether the pod fits on the node, whose GPUs these are.
     fn fits(&mut self, pod: u32, node: u8, views: &[GpuView; MOST_GPUS]) -> bool {
         if self.is_closed(node) {

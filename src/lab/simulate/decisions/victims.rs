@@ -1,8 +1,8 @@
 //! Whether pods may be evicted for another, and what their node is without them.
 
-use super::books::{Age, Books, MOST_GPUS, PodSpec, Told, each};
 use super::gpu_views::GpuView;
 use super::oracle::Checked;
+use super::record::{Age, MOST_GPUS, PodSpec, Record, Told, each};
 
 /// Pods that must have left before a pod can be placed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl Evictions {
     }
 }
 
-impl Books {
+impl Record {
     /// The victims of other pods' reservations.
     fn spoken_for(&self, pod: u32) -> impl Iterator<Item = u32> {
         let others = self.known.iter().filter(move |other| **other != pod);
@@ -35,25 +35,25 @@ impl Books {
 
     /// Whether a pod that is not in a group, or all of whose group leaves, may be evicted for another.
     pub fn may_be_evicted(&self, victim: u32, preemptor: u32) -> Result<(), &'static str> {
-        let (book, spec) = (&self.pods[victim as usize], self.spec(preemptor));
-        let rules = self.rules.class(book.spec.class);
-        let Told::Bound(_, since) = book.told else { return Err("is not bound") };
-        if book.leaving.is_some() {
+        let (entry, spec) = (&self.pods[victim as usize], self.spec(preemptor));
+        let rules = self.rules.class(entry.spec.class);
+        let Told::Bound(_, since) = entry.told else { return Err("is not bound") };
+        if entry.leaving.is_some() {
             return Err("leaves already");
         }
         if !rules.is_preemptible {
             return Err("is of a class that is not preemptible");
         }
-        if book.spec.priority >= spec.priority {
+        if entry.spec.priority >= spec.priority {
             return Err("is not of lower priority");
         }
-        if book.spec.do_not_disrupt && rules.honors_do_not_disrupt {
+        if entry.spec.do_not_disrupt && rules.honors_do_not_disrupt {
             return Err("is not to be disrupted");
         }
-        if self.now.saturating_sub(book.started.min(since)) < rules.min_runtime {
+        if self.now.saturating_sub(entry.started.min(since)) < rules.min_runtime {
             return Err("has not run for long enough");
         }
-        if self.rules.tenant_limit.is_some() && self.is_of_tenant(&book.spec) != self.is_of_tenant(spec) {
+        if self.rules.tenant_limit.is_some() && self.is_of_tenant(&entry.spec) != self.is_of_tenant(spec) {
             return Err("is of another tenant");
         }
         if self.spoken_for(preemptor).any(|other| other == victim) {

@@ -1,5 +1,5 @@
 //! The stage of every scenario: one virtual clock, the fleet's hardware, and pods from their submission to their end. A scheduler
-//! places them; what it does is checked against the hardware, not against its own books.
+//! places them; what it does is checked against the hardware, not against its own ledger.
 //!
 //! ```text
 //!  scenario ── submit, finish, checkpoint, report ──► Stage ── messages ──► scheduler

@@ -78,7 +78,7 @@ fn no_scheduler_breaks_a_promise_and_all_place_pods() {
 }
 
 #[test]
-fn the_books_of_stowage_add_up_after_every_round() {
+fn the_ledger_of_stowage_adds_up_after_every_round() {
     for seed in 0..4 {
         let stowage = Rc::new(RefCell::new(Stowage::new(Policy::default()).audited()));
         let mut stage = Stage::new(machines(6, 4), Box::new(stowage.clone()), seed);

@@ -86,13 +86,24 @@ impl PartyRole {
 /// How many pods a text names; an Event's note has 1,024 bytes, and a name may have 500.
 const NAMED: usize = 4;
 
-/// One sentence for all parties: it names the pods, so each pod's Event names the others.
+/// With the names of all pods: for those who operate the cluster.
 impl fmt::Display for GpuConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, NamedPods { parties: &self.parties, reader: None })
+    }
+}
+
+impl GpuConflict {
+    /// The text of the Event on one of the pods, [without names](PodKey::named_to) of other namespaces.
+    pub fn told_to(&self, reader: &PodKey) -> String {
+        let pods = NamedPods { parties: &self.parties, reader: Some(reader) };
+        fmt::from_fn(|f| self.write(f, pods)).to_string()
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, pods: NamedPods<'_>) -> fmt::Result {
         let Self { kind, node, gpu, parties, capacity } = self;
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
         let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
-        let pods = NamedPods(parties);
         match kind {
             GpuConflictKind::Overcommitted => {
                 write!(f, "GPU {gpu} of node {node} is overcommitted: {pods} were granted {sum}{has}.")
@@ -115,13 +126,19 @@ impl fmt::Display for GpuConflict {
     }
 }
 
-struct NamedPods<'a>(&'a [Party]);
+#[derive(Clone, Copy)]
+struct NamedPods<'a> {
+    parties: &'a [Party],
+    /// Whose owner reads it; `None` for an operator.
+    reader: Option<&'a PodKey>,
+}
 
 impl fmt::Display for NamedPods<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, party) in self.0.iter().take(NAMED).enumerate() {
+        for (place, party) in self.parties.iter().take(NAMED).enumerate() {
             let Party { key, bytes, role, .. } = party;
             let between = if place == 0 { "" } else { ", " };
+            let key = self.reader.map_or_else(|| key.to_string(), |reader| key.named_to(reader));
             match role {
                 PartyRole::Shares => write!(f, "{between}{key} ({bytes})")?,
                 PartyRole::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,
@@ -129,7 +146,7 @@ impl fmt::Display for NamedPods<'_> {
                 PartyRole::HoldsExclusive => write!(f, "{between}{key} (reserved exclusively)")?,
             }
         }
-        match self.0.len().saturating_sub(NAMED) {
+        match self.parties.len().saturating_sub(NAMED) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }

@@ -98,6 +98,17 @@ fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
             "GPU GPU-0 of node n is overcommitted: team/a (50.0 GiB), team/b (30.0 GiB) were granted 80.0 GiB of 79.0 GiB."
         ]
     );
+    let told = |reader| bench.conflicts.standing().next().unwrap().told_to(&key(reader));
+    assert!(
+        told("team/a").contains(": pod team/a (50.0 GiB), pod team/b (30.0 GiB) were"),
+        "{}",
+        told("team/a")
+    );
+    assert!(
+        told("else/c").contains(": a pod of another namespace (50.0 GiB), a pod of"),
+        "{}",
+        told("else/c")
+    );
 }
 
 #[test]

@@ -199,7 +199,7 @@ mod tests {
     }
 
     /// The optimum by brute force over every basis of two or three cuts.
-    fn optimum_by_the_book(wanted: &[WantedSize]) -> f64 {
+    fn optimum_by_definition(wanted: &[WantedSize]) -> f64 {
         let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
         let cuts = cuts(&sizes, GRID);
         let mut best = f64::INFINITY;
@@ -254,7 +254,7 @@ mod tests {
         ) {
             let wanted = wanted(&sizes.into_iter().collect::<Vec<_>>());
             let (_, optimum) = solve(&wanted);
-            prop_assert!((optimum - optimum_by_the_book(&wanted)).abs() < 1e-6);
+            prop_assert!((optimum - optimum_by_definition(&wanted)).abs() < 1e-6);
         }
 
         #[test]

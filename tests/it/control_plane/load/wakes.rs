@@ -94,9 +94,9 @@ async fn freed(
 ) -> Vec<Duration> {
     nodes.iter().for_each(|node| world.occupy(&node.uuid(0), 60 << 10));
     eventually("the strangers' memory is believed", async || {
-        let books = world.books().await?;
+        let ledger = world.ledger().await?;
         let taken = |node: &Value| node["gpus"][0]["unaccounted_vram"].as_u64().unwrap_or_default() > 0;
-        books["snapshot"]["nodes"].as_array()?.iter().all(taken).then_some(())
+        ledger["snapshot"]["nodes"].as_array()?.iter().all(taken).then_some(())
     })
     .await;
     let late = |node: &GpuNode| format!("late-{round}-{}", node.name);

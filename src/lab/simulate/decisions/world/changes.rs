@@ -2,9 +2,9 @@
 
 use super::{Event, World};
 use crate::ids::LeaderEpoch;
-use crate::lab::simulate::decisions::books::{Books, GIB, Kept, NodeBook, PodSpec, Told};
 use crate::lab::simulate::decisions::door::{demand, place_of, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
+use crate::lab::simulate::decisions::record::{GIB, Kept, NodeRecord, PodSpec, Record, Told};
 use crate::lab::simulate::decisions::rules::{APPS, CLASSES, NAMESPACES, SLACK};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, Requirements};
 use crate::scheduling::verbs::Cluster;
@@ -93,7 +93,7 @@ impl World<'_> {
     /// The pod has its grace to end.
     pub(super) fn begin_to_leave(&mut self, pod: u32) {
         let grace = self.draws.of(&[0, 500, 5_000, 20_000]);
-        self.api[pod as usize].leaving = Some(self.books.now + grace);
+        self.api[pod as usize].leaving = Some(self.record.now + grace);
         self.note(|| format!("pod {pod} leaves within {grace} ms"));
         self.events.push_back(Event::Changed(pod));
     }
@@ -101,14 +101,14 @@ impl World<'_> {
     pub(super) fn change_budget(&mut self) -> Checked {
         let (namespace, app) = (self.draws.below(NAMESPACES.len()), self.draws.below(APPS.len()));
         let allowed = self.draws.of(&[None, None, Some(0), Some(1), Some(2)]);
-        self.books.budgets[namespace][app] = allowed;
+        self.record.budgets[namespace][app] = allowed;
         self.show_budget(namespace, app);
         Ok(())
     }
 
     fn show_budget(&mut self, namespace: usize, app: usize) {
         let (namespace_name, name) = (NAMESPACES[namespace].to_owned(), APPS[app].to_owned());
-        match self.books.budgets[namespace][app] {
+        match self.record.budgets[namespace][app] {
             None => self.door.apply(BudgetDeleted { namespace: namespace_name, name }),
             Some(allowed) => self.door.apply(BudgetObserved(DisruptionBudget {
                 namespace: namespace_name,
@@ -121,10 +121,10 @@ impl World<'_> {
 
     pub(super) fn change_policy(&mut self) -> Checked {
         self.active = 1 - self.active;
-        self.books.rules = self.policies[self.active].clone();
-        self.books.touch_all();
+        self.record.rules = self.policies[self.active].clone();
+        self.record.touch_all();
         self.tally.swaps += 1;
-        let policy = self.books.rules.policy(self.door.planted);
+        let policy = self.record.rules.policy(self.door.planted);
         self.door.apply(PolicySet { policy, prepared: None });
         self.note(|| "the other policy comes into force".into());
         // Requests that were read before are of the policy before.
@@ -137,7 +137,7 @@ impl World<'_> {
     fn classify(&mut self) {
         let policy = self.door.cluster.policy().clone();
         for pod in &self.alive {
-            self.pods[*pod as usize].demand = demand(self.books.spec(*pod), &policy);
+            self.pods[*pod as usize].demand = demand(self.record.spec(*pod), &policy);
         }
     }
 
@@ -154,28 +154,28 @@ impl World<'_> {
         self.end_writes()?;
         self.tally.restarts += 1;
         self.note(|| "the process begins anew".into());
-        let hardware = self.books.nodes.iter().map(|node| NodeBook::new(node.hardware.clone())).collect();
-        let pods = std::mem::take(&mut self.books.pods);
-        self.books = Books { nodes: hardware, known: Vec::new(), ..self.books.clone() };
-        self.books.pods = pods;
-        for book in &mut self.books.pods {
-            (book.told, book.kept, book.starting, book.offered) = (Told::Nothing, None, None, None);
-            (book.open, book.leaving) = (Default::default(), None);
+        let hardware = self.record.nodes.iter().map(|node| NodeRecord::new(node.hardware.clone())).collect();
+        let pods = std::mem::take(&mut self.record.pods);
+        self.record = Record { nodes: hardware, known: Vec::new(), ..self.record.clone() };
+        self.record.pods = pods;
+        for entry in &mut self.record.pods {
+            (entry.told, entry.kept, entry.starting, entry.offered) = (Told::Nothing, None, None, None);
+            (entry.open, entry.leaving) = (Default::default(), None);
         }
         self.events.clear();
-        self.door.cluster = Cluster::new(Arc::new(self.books.rules.policy(self.door.planted)));
+        self.door.cluster = Cluster::new(Arc::new(self.record.rules.policy(self.door.planted)));
         self.door.scores = Default::default();
         self.classify();
         self.show_everything();
         self.tick(true)?;
-        (0..self.books.nodes.len() as u8).try_for_each(|node| self.check_promised(node))
+        (0..self.record.nodes.len() as u8).try_for_each(|node| self.check_promised(node))
     }
 
     /// All nodes and pods are listed, and then the process leads.
     pub(super) fn show_everything(&mut self) {
         let now = self.now();
         self.door.apply(ClockAdvanced(now));
-        for node in 0..self.books.nodes.len() as u8 {
+        for node in 0..self.record.nodes.len() as u8 {
             let name = self.node_names[usize::from(node)].clone();
             let (labels, taints, allocatable) = (Arc::default(), Arc::default(), Amounts::default());
             let machine = FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1000 };
@@ -206,18 +206,18 @@ impl World<'_> {
         let victims: Vec<u32> = reservation.victims.iter().map(pod_number).collect();
         let place = place_of(&reservation);
         for victim in &victims {
-            if self.books.told(*victim) == Told::Nothing {
-                self.books.note_missed(place.node, *victim);
+            if self.record.told(*victim) == Told::Nothing {
+                self.record.note_missed(place.node, *victim);
             }
         }
-        let latest = self.books.now + LONGEST_GRACE + SLACK;
-        let (deadline, made) = (reservation.deadline.0.min(latest), self.books.now);
-        self.books.edit(pod, |book| book.kept = Some(Kept { place, victims, deadline, made }));
+        let latest = self.record.now + LONGEST_GRACE + SLACK;
+        let (deadline, made) = (reservation.deadline.0.min(latest), self.record.now);
+        self.record.edit(pod, |entry| entry.kept = Some(Kept { place, victims, deadline, made }));
     }
 
     /// What is promised on a node is no more than it has.
     fn check_promised(&mut self, node: u8) -> Checked {
-        for (gpu, view) in self.books.views(node).into_iter().enumerate() {
+        for (gpu, view) in self.record.views(node).into_iter().enumerate() {
             if view.charged > view.capacity {
                 let (charged, capacity) = (view.charged, view.capacity);
                 return Err(format!("{charged} of {capacity} B are promised on node {node} GPU {gpu}"));

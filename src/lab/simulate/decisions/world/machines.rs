@@ -2,13 +2,13 @@
 
 use super::World;
 use crate::ids::GpuModel;
-use crate::lab::simulate::decisions::books::{
-    GIB, GpuReadingBook, Hardware, MOST_GPUS, Mask, Place, ReadingBook,
-};
 use crate::lab::simulate::decisions::door::gpu_name;
 use crate::lab::simulate::decisions::draws::Draws;
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
+use crate::lab::simulate::decisions::record::{
+    GIB, GpuReadingRecord, Hardware, MOST_GPUS, Mask, Place, ReadingRecord,
+};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
@@ -77,7 +77,7 @@ impl Machine {
 impl World<'_> {
     /// An agent lists the GPUs of a node.
     pub(super) fn report_devices(&mut self, node: u8) {
-        let (hardware, place) = (&self.books.nodes[usize::from(node)].hardware, usize::from(node));
+        let (hardware, place) = (&self.record.nodes[usize::from(node)].hardware, usize::from(node));
         let lies = self.door.has(PlantedBug::KeepsLostGpus);
         let machine = &mut self.machines[place];
         let (there, healthy) = (machine.there, machine.healthy);
@@ -88,14 +88,14 @@ impl World<'_> {
             listed.map(|device| Device { health: health(device.index), ..device.clone() }).collect();
         let report = DevicesReported { node: self.node_names[place].clone(), devices, are_all: true };
         let waiting = self.door.apply(report).expect("a node has no more GPUs than a node may");
-        self.books.report_devices(node, there, healthy & there, waiting > 0);
+        self.record.report_devices(node, there, healthy & there, waiting > 0);
     }
 
     /// A GPU is drained, lost, or comes back.
     pub(super) fn change_device(&mut self) -> Checked {
         let node = self.random_node();
         let machine = &mut self.machines[usize::from(node)];
-        let gpu: Mask = 1 << self.draws.below(self.books.nodes[usize::from(node)].hardware.len());
+        let gpu: Mask = 1 << self.draws.below(self.record.nodes[usize::from(node)].hardware.len());
         match self.draws.below(4) {
             0 => machine.there &= !gpu,
             1 => machine.healthy &= !gpu,
@@ -109,7 +109,7 @@ impl World<'_> {
 
     /// A process starts with its pod: it uses half of its grant, all of it, or more.
     pub(super) fn start_process(&mut self, pod: u32, place: Place, from: u64) {
-        let granted = self.books.spec(pod).per_gpu;
+        let granted = self.record.spec(pod).per_gpu;
         let used = match self.draws.below(8) {
             0..3 => granted / 2,
             3..7 => granted,
@@ -122,7 +122,7 @@ impl World<'_> {
     /// A process ends with its pod, or soon after.
     pub(super) fn end_process(&mut self, pod: u32, node: u8) {
         let linger = self.draws.of(&[0, 0, 500, 3_000, 40_000]);
-        let until = self.books.now + linger;
+        let until = self.record.now + linger;
         let processes = &mut self.machines[usize::from(node)].processes;
         processes
             .iter_mut()
@@ -134,7 +134,7 @@ impl World<'_> {
     pub(super) fn report(&mut self) -> Checked {
         let node = self.random_node();
         if self.draws.chance(25) {
-            let gpu = self.draws.below(self.books.nodes[usize::from(node)].hardware.len());
+            let gpu = self.draws.below(self.record.nodes[usize::from(node)].hardware.len());
             self.machines[usize::from(node)].foreign[gpu] = self.draws.of(&[0, 0, 0, 1, 2, 10]) * GIB;
         }
         // Three times, so that what they leave unexplained is believed.
@@ -146,7 +146,7 @@ impl World<'_> {
     }
 
     pub(super) fn report_of(&mut self, node: u8) {
-        if self.books.nodes[usize::from(node)].is_kept_back {
+        if self.record.nodes[usize::from(node)].is_kept_back {
             self.report_devices(node);
         }
         let age = match self.draws.below(20) {
@@ -155,11 +155,11 @@ impl World<'_> {
             2..5 => 2_000,
             _ => self.draws.below(200) as u64,
         };
-        let sampled = (self.books.now - age).max(self.books.nodes[usize::from(node)].sampled());
+        let sampled = (self.record.now - age).max(self.record.nodes[usize::from(node)].sampled());
         let is_unread = self.draws.chance(5);
         let machine = &mut self.machines[usize::from(node)];
         machine.processes.retain(|process| process.until.is_none_or(|until| until + 60_000 > sampled));
-        let mut book = ReadingBook { sampled, ..ReadingBook::default() };
+        let mut entry = ReadingRecord { sampled, ..ReadingRecord::default() };
         let mut gpus = Vec::with_capacity(machine.devices.len());
         for (gpu, device) in machine.devices.iter().enumerate() {
             if machine.there >> gpu & 1 == 0 {
@@ -189,12 +189,12 @@ impl World<'_> {
                     EngineLoad::of(Percent::new(kv_cache), Some(queue))
                 }),
             });
-            book.gpus[gpu] = Some(GpuReadingBook { used, attributed, load });
+            entry.gpus[gpu] = Some(GpuReadingRecord { used, attributed, load });
         }
         let reading = NodeReading { sampled: Moment(sampled), gpus, ..NodeReading::default() };
         let name = self.node_names[usize::from(node)].clone();
         self.door.apply(ReadingReported { node: name, reading: reading.into() });
-        self.books.report(node, book);
+        self.record.report(node, entry);
         self.note(|| format!("node {node} reports what it measured {age} ms ago"));
     }
 }

@@ -1,5 +1,5 @@
 //! What happens outside of the core: an API server with its pods, machines with their processes, kube-scheduler's requests. It
-//! brings inputs to the door, writes down in the [books](super::books) what was shown and answered, and has each answer checked.
+//! brings inputs to the door, writes down in the [record](super::record) what was shown and answered, and has each answer checked.
 //!
 //! [`changes`]: pods, budgets and policies come and go; [`machines`]: GPUs, processes and what agents report; [`verbs`]: the four
 //! requests; [`planner`]: planner runs and evictions; [`writes`]: Bindings that land, or not; [`time`]: what falls due.
@@ -11,11 +11,13 @@ mod time;
 mod verbs;
 mod writes;
 
-use super::books::{Books, GIB, Hardware, MOST_GPUS, Mask, NodeBook, Place, PodBook, PodSpec, Told, each};
 use super::door::{Door, demand, node_name, pod_key, pod_uid};
 use super::draws::Draws;
 use super::oracle::Checked;
 use super::planted::PlantedBug;
+use super::record::{
+    GIB, Hardware, MOST_GPUS, Mask, NodeRecord, Place, PodRecord, PodSpec, Record, Told, each,
+};
 use super::rules::{HEADROOM, PolicyRules};
 use super::step::StepKind;
 use super::tally::DecisionTally;
@@ -69,7 +71,7 @@ enum Event {
 pub struct World<'b> {
     pub draws: Draws<'b>,
     pub tally: DecisionTally,
-    pub books: Books,
+    pub record: Record,
     /// What the step did, if someone wants to know.
     pub notes: Vec<String>,
     pub is_aloud: bool,
@@ -103,17 +105,17 @@ impl<'b> World<'b> {
         let gpus: usize = hardware.iter().map(Vec::len).sum();
         let machines = hardware.iter().map(|hardware| Machine::new(hardware, &mut draws)).collect();
         let policy = Arc::new(policies[0].policy(planted));
-        let books = Books {
+        let record = Record {
             now: START,
             rules: policies[0].clone(),
-            nodes: hardware.into_iter().map(NodeBook::new).collect(),
+            nodes: hardware.into_iter().map(NodeRecord::new).collect(),
             pods: Vec::new(),
             known: Vec::new(),
             budgets: Default::default(),
         };
         let mut world = Self {
             tally: DecisionTally::default(),
-            books,
+            record,
             notes: Vec::new(),
             is_aloud: false,
             door: Door { cluster: Cluster::new(policy), scores: Default::default(), planted },
@@ -158,7 +160,7 @@ impl<'b> World<'b> {
 
     /// At the end: what is bound fits, and the ledger agrees with itself.
     pub fn check_all(&mut self) -> Checked {
-        for node in 0..self.books.nodes.len() as u8 {
+        for node in 0..self.record.nodes.len() as u8 {
             self.check_bound(node)?;
         }
         match (audit(&self.door.cluster).first(), self.door.planted) {
@@ -172,18 +174,18 @@ impl<'b> World<'b> {
         let mut sums = [(0u64, 0u32, false); MOST_GPUS];
         for pod in &self.alive {
             let Some((place, _)) = self.api[*pod as usize].bound else { continue };
-            let spec = self.books.spec(*pod);
+            let spec = self.record.spec(*pod);
             if place.node != node {
                 continue;
             }
             for gpu in each(place.gpus) {
-                let capacity = self.books.nodes[usize::from(node)].hardware[gpu].capacity;
+                let capacity = self.record.nodes[usize::from(node)].hardware[gpu].capacity;
                 let (vram, pods, is_exclusive) = &mut sums[gpu];
                 *vram += spec.charge(capacity);
                 (*pods, *is_exclusive) = (*pods + 1, *is_exclusive | spec.is_exclusive);
             }
         }
-        for (gpu, hardware) in self.books.nodes[usize::from(node)].hardware.iter().enumerate() {
+        for (gpu, hardware) in self.record.nodes[usize::from(node)].hardware.iter().enumerate() {
             let (vram, pods, is_exclusive) = sums[gpu];
             if vram > hardware.capacity || is_exclusive && pods > 1 {
                 let capacity = hardware.capacity;
@@ -195,30 +197,31 @@ impl<'b> World<'b> {
         Ok(())
     }
 
-    /// What the books and the ledger have of each GPU, to look into a promise that was broken.
+    /// What the record and the ledger have of each GPU, to look into a promise that was broken.
     pub fn describe(&mut self) -> Vec<String> {
         let snapshot = self.door.cluster.snapshot();
         let mut lines = Vec::new();
-        for node in 0..self.books.nodes.len() as u8 {
-            let (views, here) = (self.books.views(node), self.books.nodes[usize::from(node)].here.clone());
-            lines.push(format!("node {node} has {:?} of pods {here:?}", self.books.age_of(node)));
-            let of_node = self.books.nodes[usize::from(node)].hardware.len();
-            let in_books = views[..of_node].iter().enumerate();
-            lines.extend(in_books.map(|(gpu, view)| format!("  GPU {gpu} in the books:  {view:?}")));
+        for node in 0..self.record.nodes.len() as u8 {
+            let (views, here) = (self.record.views(node), self.record.nodes[usize::from(node)].here.clone());
+            lines.push(format!("node {node} has {:?} of pods {here:?}", self.record.age_of(node)));
+            let of_node = self.record.nodes[usize::from(node)].hardware.len();
+            let in_record = views[..of_node].iter().enumerate();
+            lines.extend(in_record.map(|(gpu, view)| format!("  GPU {gpu} in the record: {view:?}")));
             let shown = snapshot.node(self.node_names[usize::from(node)].as_str());
             for (gpu, device) in shown.iter().flat_map(|node| node.gpus.iter().zip(node.devices.iter())) {
                 lines.push(format!("  GPU {} in the ledger: {gpu:?}", device.index));
             }
-            lines.extend(here.iter().map(|pod| format!("  pod {pod}: {:?}", self.books.pods[*pod as usize])));
+            lines
+                .extend(here.iter().map(|pod| format!("  pod {pod}: {:?}", self.record.pods[*pod as usize])));
         }
         lines
     }
 
     /// A decision was made; of what size the world was.
     fn count(&mut self) {
-        self.tally.world_nodes += self.books.nodes.len() as u64;
-        self.tally.world_gpus += self.books.nodes.iter().map(|node| node.hardware.len() as u64).sum::<u64>();
-        self.tally.world_pods += self.books.known.len() as u64;
+        self.tally.world_nodes += self.record.nodes.len() as u64;
+        self.tally.world_gpus += self.record.nodes.iter().map(|node| node.hardware.len() as u64).sum::<u64>();
+        self.tally.world_pods += self.record.known.len() as u64;
     }
 
     fn note(&mut self, text: impl FnOnce() -> String) {
@@ -228,7 +231,7 @@ impl<'b> World<'b> {
     }
 
     fn now(&self) -> Moment {
-        Moment(self.books.now)
+        Moment(self.record.now)
     }
 
     fn random_node(&mut self) -> u8 {
@@ -248,7 +251,7 @@ impl<'b> World<'b> {
         self.pods.push(PodNames { uid: pod_uid(pod), key: pod_key(pod, &spec), demand });
         self.api.push(ApiPod { exists: true, is_gated, ..ApiPod::default() });
         self.alive.push(pod);
-        self.books.pods.push(PodBook {
+        self.record.pods.push(PodRecord {
             spec,
             told: Told::Nothing,
             leaving: None,

@@ -1,10 +1,10 @@
 //! Planner runs: the steps of a plan are checked one after the other, and take effect as the planner would have them.
 
 use super::World;
-use crate::lab::simulate::decisions::books::{Place, Told};
 use crate::lab::simulate::decisions::door::{place_of, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
+use crate::lab::simulate::decisions::record::{Place, Told};
 use crate::scheduling::ledger::WaitKind;
 use crate::scheduling::planning::{
     EvictionRight, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan_within,
@@ -65,7 +65,7 @@ impl World<'_> {
             }
             let seen = self.evictions_of(&reservation.victims);
             self.tally.victims += reservation.victims.len() as u64;
-            self.books.check_plan(pod, place, &seen)?;
+            self.record.check_plan(pod, place, &seen)?;
             self.keep(pod, reservation.clone());
             evicted.extend(seen.evicted);
         }
@@ -103,14 +103,14 @@ impl World<'_> {
     /// A group is placed whole.
     fn check_whole_group(&self, places: &[PlannedPlacement]) -> Checked {
         let Some((number, size)) =
-            places.first().and_then(|place| self.books.spec(pod_number(&place.uid)).group)
+            places.first().and_then(|place| self.record.spec(pod_number(&place.uid)).group)
         else {
             return Ok(());
         };
-        let is_member = |pod: &&u32| self.books.spec(**pod).group.is_some_and(|(group, _)| group == number);
+        let is_member = |pod: &&u32| self.record.spec(**pod).group.is_some_and(|(group, _)| group == number);
         let is_placed =
-            |pod: &&u32| self.books.told(**pod).place().is_some() || self.books.kept(**pod).is_some();
-        let placed = self.books.known.iter().filter(is_member).filter(is_placed).count() as u32;
+            |pod: &&u32| self.record.told(**pod).place().is_some() || self.record.kept(**pod).is_some();
+        let placed = self.record.known.iter().filter(is_member).filter(is_placed).count() as u32;
         match placed >= size {
             true => Ok(()),
             false => Err(format!("{placed} of the {size} pods of group {number} are placed")),
@@ -121,11 +121,12 @@ impl World<'_> {
     fn check_wait(&mut self, pod: u32, why: WaitReason) -> Checked {
         let api = &self.api[pod as usize];
         let may_be_anywhere = api.is_gated || api.is_refused_everywhere;
-        if self.books.spec(pod).group.is_some() || !may_be_anywhere || self.books.told(pod) != Told::Waiting {
+        if self.record.spec(pod).group.is_some() || !may_be_anywhere || self.record.told(pod) != Told::Waiting
+        {
             return Ok(());
         }
-        for node in 0..self.books.nodes.len() as u8 {
-            if self.books.is_certain(node) && self.books.fits_anew(pod, node) {
+        for node in 0..self.record.nodes.len() as u8 {
+            if self.record.is_certain(node) && self.record.fits_anew(pod, node) {
                 return Err(format!(
                     "the planner lets pod {pod} wait ({}), which fits on node {node}",
                     why.code()

@@ -2,10 +2,10 @@
 
 use super::{Event, World};
 use crate::ids::GpuUuid;
-use crate::lab::simulate::decisions::books::{Place, Told, each};
 use crate::lab::simulate::decisions::door::{gpu_name, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
+use crate::lab::simulate::decisions::record::{Place, Told, each};
 use crate::lab::simulate::decisions::rules::START_GATE;
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::verbs::observe::{PodDeleted, PodObserved};
@@ -22,8 +22,8 @@ impl World<'_> {
         let millis = self.draws.of(&[50, 200, 500, 1_000, 1_000, 3_000, 6_000, 20_000, 60_000]);
         self.note(|| format!("{millis} ms pass"));
         // What was sent before arrives before.
-        self.books.now += millis;
-        self.books.touch_all();
+        self.record.now += millis;
+        self.record.touch_all();
         self.tick(false)?;
         self.due_writes()?;
         self.due_reads()?;
@@ -34,17 +34,17 @@ impl World<'_> {
 
     /// The clock is told. After a restart, reservations that could not be taken over end, too.
     pub(super) fn tick(&mut self, is_restart: bool) -> Checked {
-        let (now, at) = (self.books.now, self.now());
+        let (now, at) = (self.record.now, self.now());
         let is_leading = !self.door.has(PlantedBug::KeepsReservations);
         let ended = self.door.apply(Tick { now: at, is_leading });
-        for pod in self.books.known.clone() {
-            if self.books.pods[pod as usize].starting.is_some_and(|until| until <= now) {
-                self.books.edit(pod, |book| book.starting = None);
+        for pod in self.record.known.clone() {
+            if self.record.pods[pod as usize].starting.is_some_and(|until| until <= now) {
+                self.record.edit(pod, |entry| entry.starting = None);
             }
-            let Some(kept) = self.books.kept(pod) else { continue };
+            let Some(kept) = self.record.kept(pod) else { continue };
             let has_ended = ended.iter().any(|uid| pod_number(uid) == pod);
             let is_due = kept.deadline <= now;
-            let may_break = self.books.nodes[usize::from(kept.place.node)].changed >= kept.made;
+            let may_break = self.record.nodes[usize::from(kept.place.node)].changed >= kept.made;
             if is_due && !has_ended {
                 return Err(format!("the reservation of pod {pod} outlives its deadline"));
             }
@@ -53,7 +53,7 @@ impl World<'_> {
             }
             if has_ended {
                 self.note(|| format!("the reservation of pod {pod} ends"));
-                self.books.edit(pod, |book| book.kept = None);
+                self.record.edit(pod, |entry| entry.kept = None);
                 let api = &mut self.api[pod as usize];
                 api.nominated = None;
                 // The write that clears its condition may be late.
@@ -67,7 +67,7 @@ impl World<'_> {
 
     /// Pods whose grace is over are gone.
     fn end_pods(&mut self) {
-        let now = self.books.now;
+        let now = self.record.now;
         let is_over = |pod: &u32| self.api[*pod as usize].leaving.is_some_and(|at| at <= now);
         let over: Vec<u32> = self.alive.iter().copied().filter(is_over).collect();
         over.into_iter().for_each(|pod| self.end_pod(pod));
@@ -105,7 +105,7 @@ impl World<'_> {
 
     fn show_deletion(&mut self, pod: u32) {
         self.note(|| format!("the watch shows that pod {pod} is gone"));
-        self.books.note_gone(pod);
+        self.record.note_gone(pod);
         self.deletions += 1;
         if !self.door.has(PlantedBug::ForgetsDeletions) || !self.deletions.is_multiple_of(4) {
             self.door.apply(PodDeleted(self.pods[pod as usize].uid.clone()));
@@ -118,7 +118,7 @@ impl World<'_> {
         if !api.exists {
             return;
         }
-        let now = self.books.now;
+        let now = self.record.now;
         let leaving = api.leaving.filter(|_| api.bound.is_some());
         let state = match api.bound {
             Some((place, at)) => {
@@ -132,12 +132,12 @@ impl World<'_> {
                 }
             }
             None => {
-                self.books.note_waiting(pod);
+                self.record.note_waiting(pod);
                 ObservedPhase::Waiting(self.waiting(pod))
             }
         };
-        if let (Some(by), Told::Bound(..)) = (leaving, self.books.told(pod)) {
-            let known = &mut self.books.pods[pod as usize].leaving;
+        if let (Some(by), Told::Bound(..)) = (leaving, self.record.told(pod)) {
+            let known = &mut self.record.pods[pod as usize].leaving;
             *known = Some(known.map_or(by, |known| known.min(by)));
         }
         let leaving =
@@ -150,7 +150,7 @@ impl World<'_> {
 
     /// What keeps the pod from being evicted, by itself.
     pub(super) fn disruption(&self, pod: u32) -> ObservedDisruptionInfo {
-        let spec = self.books.spec(pod);
+        let spec = self.record.spec(pod);
         let group = spec.group.map(|(number, _)| GroupKey {
             namespace: self.pods[pod as usize].key.namespace.clone(),
             kind: GroupKind::Stowage,
@@ -185,10 +185,10 @@ impl World<'_> {
     }
 
     fn note_shown_bound(&mut self, pod: u32, place: Place, at: u64, is_starting: bool) {
-        let now = self.books.now;
-        let told = self.books.told(pod);
-        let is_engine = self.books.rules.class(self.books.spec(pod).class).engine;
-        let known = self.books.pods[pod as usize].starting;
+        let now = self.record.now;
+        let told = self.record.told(pod);
+        let is_engine = self.record.rules.class(self.record.spec(pod).class).engine;
+        let known = self.record.pods[pod as usize].starting;
         let starting = match told {
             Told::Bound(bound, since) if bound.node == place.node => {
                 // An engine that has started keeps others away for as long as its class says.
@@ -199,10 +199,10 @@ impl World<'_> {
             Told::Assumed(assumed) if assumed.node == place.node => known,
             _ => (is_engine && is_starting).then_some(now + START_GATE),
         };
-        self.books.note_bound(pod, place);
-        self.books.edit(pod, |book| {
-            book.starting = starting;
-            book.started = book.started.min(at);
+        self.record.note_bound(pod, place);
+        self.record.edit(pod, |entry| {
+            entry.starting = starting;
+            entry.started = entry.started.min(at);
         });
     }
 

@@ -2,10 +2,10 @@
 
 use super::{World, mask_of};
 use crate::ids::{NodeName, PodUid};
-use crate::lab::simulate::decisions::books::{Kept, Place, Told};
 use crate::lab::simulate::decisions::door::{evictions, node_number, place_of, pod_number, seen_nodes};
 use crate::lab::simulate::decisions::oracle::{Checked, SeenBind};
 use crate::lab::simulate::decisions::planted::PlantedBug;
+use crate::lab::simulate::decisions::record::{Kept, Place, Told};
 use crate::lab::simulate::decisions::rules::START_GATE;
 use crate::lab::simulate::decisions::victims::Evictions;
 use crate::scheduling::evicting::VictimSet;
@@ -32,7 +32,7 @@ impl World<'_> {
             api.bound.is_none() && !api.is_gated
         };
         // Pods for which GPUs are kept come first now and then.
-        let kept = |world: &Self, pod: u32| is_such(world, pod) && world.books.kept(pod).is_some();
+        let kept = |world: &Self, pod: u32| is_such(world, pod) && world.record.kept(pod).is_some();
         let reserved = if self.draws.chance(40) { self.random_pod(kept) } else { None };
         let Some(pod) = reserved.or_else(|| self.random_pod(is_such)) else { return Ok(()) };
         self.ask_filter(pod)?;
@@ -90,7 +90,7 @@ impl World<'_> {
         let asked = self.names(pod);
         let request = self.request(pod);
         let view = self.door.apply(FilterAsked(request));
-        self.books.note_waiting(pod);
+        self.record.note_waiting(pod);
         let names = named(&self.node_names, &asked);
         let (demand, snapshot) = (&view.request.demand, &view.snapshot);
         let mut scores = self.door.scores.take(snapshot, demand, &view.policy);
@@ -109,8 +109,8 @@ impl World<'_> {
         self.tally.filter += 1;
         self.count();
         self.note(|| format!("filter for pod {pod} on {asked:?}: {seen:?}"));
-        let shortlist = usize::from(self.books.rules.shortlist);
-        self.books.check_filter(pod, &asked, &seen, shortlist, &mut self.tally)?;
+        let shortlist = usize::from(self.record.rules.shortlist);
+        self.record.check_filter(pod, &asked, &seen, shortlist, &mut self.tally)?;
         if let Some(decided) = decided {
             self.door.apply(decided);
         }
@@ -120,8 +120,8 @@ impl World<'_> {
         api.is_refused = seen.passed.is_empty();
         api.is_refused_everywhere = api.is_refused && asked.len() >= self.machines.len();
         let first = (seen.passed.len() == 1).then(|| seen.passed[0].node);
-        if self.books.told(pod) == Told::Waiting {
-            self.books.pods[pod as usize].offered = first;
+        if self.record.told(pod) == Told::Waiting {
+            self.record.pods[pod as usize].offered = first;
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl World<'_> {
         self.tally.prioritize += 1;
         self.count();
         self.note(|| format!("prioritize for pod {pod}: {seen:?}"));
-        self.books.check_filter(pod, &asked, &seen, usize::MAX, &mut self.tally)?;
+        self.record.check_filter(pod, &asked, &seen, usize::MAX, &mut self.tally)?;
         // Nothing has happened since filter.
         if !seen.passed.iter().map(|place| Some(place.node)).eq(asked) {
             return Err(format!("prioritize ranks pod {pod}'s nodes otherwise than filter: {seen:?}"));
@@ -151,7 +151,7 @@ impl World<'_> {
         if let Some(first) = list.best.first() {
             let offered = offered(&view, first);
             self.door.apply(offered);
-            self.books.pods[pod as usize].offered = seen.passed.first().map(|place| place.node);
+            self.record.pods[pod as usize].offered = seen.passed.first().map(|place| place.node);
         }
         Ok(())
     }
@@ -163,13 +163,13 @@ impl World<'_> {
             key: names.key.clone(),
             node: self.node_names[usize::from(node)].clone(),
         };
-        let spec = *self.books.spec(pod);
+        let spec = *self.record.spec(pod);
         let answer = self.door.apply(asked.clone());
         let (seen, decision) = self.door.heard_bind(answer, &spec);
         self.tally.bind += 1;
         self.count();
         self.note(|| format!("bind pod {pod} to node {node}: {seen:?}"));
-        self.books.check_bind(pod, node, &seen, &mut self.tally)?;
+        self.record.check_bind(pod, node, &seen, &mut self.tally)?;
         let Some(decision) = decision else {
             let answer = self.door.apply(asked);
             let (again, _) = self.door.heard_bind(answer, &spec);
@@ -179,8 +179,8 @@ impl World<'_> {
             };
         };
         if let SeenBind::Write { place, is_new: true, .. } = seen {
-            let gate = self.books.rules.class(spec.class).engine.then_some(self.books.now + START_GATE);
-            self.books.edit(pod, |book| (book.told, book.starting) = (Told::Assumed(place), gate));
+            let gate = self.record.rules.class(spec.class).engine.then_some(self.record.now + START_GATE);
+            self.record.edit(pod, |entry| (entry.told, entry.starting) = (Told::Assumed(place), gate));
         }
         let stage = BindingStage::Request { is_new: decision.is_new };
         self.write(pod, decision.placement, stage)
@@ -189,7 +189,7 @@ impl World<'_> {
     /// kube-scheduler asks where a refused pod may preempt: nodes with pods of lower priority.
     pub(super) fn preempt(&mut self) -> Checked {
         let is_such = |world: &Self, pod: u32| {
-            let (api, told) = (&world.api[pod as usize], world.books.told(pod));
+            let (api, told) = (&world.api[pod as usize], world.record.told(pod));
             api.is_refused && api.bound.is_none() && !api.is_gated && told == Told::Waiting
         };
         let Some(pod) = self.random_pod(is_such) else { return Ok(()) };
@@ -208,7 +208,7 @@ impl World<'_> {
         self.tally.preempt += 1;
         self.count();
         let Some((request, view)) = self.door.apply(asked) else {
-            return match self.books.kept(pod) {
+            return match self.record.kept(pod) {
                 Some(_) => Ok(()),
                 None => Err(format!("preempt finds a reservation of pod {pod}, which has none")),
             };
@@ -228,7 +228,7 @@ impl World<'_> {
             PreemptDecision::FitsNow => {
                 self.door.apply(LeftToPlanner(request.uid));
                 let fits = |(node, _): &(u8, Vec<u32>)| {
-                    !self.books.is_certain(*node) || self.books.fits_anew(pod, *node)
+                    !self.record.is_certain(*node) || self.record.fits_anew(pod, *node)
                 };
                 match offered.iter().any(fits) {
                     true => Ok(()),
@@ -240,12 +240,12 @@ impl World<'_> {
     }
 
     fn offered_nodes(&self, pod: u32) -> Vec<(u8, Vec<u32>)> {
-        let priority = self.books.spec(pod).priority;
+        let priority = self.record.spec(pod).priority;
         let mut offered: Vec<(u8, Vec<u32>)> = Vec::new();
         for other in &self.alive {
             let api = &self.api[*other as usize];
             let Some((place, _)) = api.bound.filter(|_| api.leaving.is_none()) else { continue };
-            if self.books.spec(*other).priority >= priority {
+            if self.record.spec(*other).priority >= priority {
                 continue;
             }
             match offered.iter_mut().find(|(node, _)| *node == place.node) {
@@ -263,7 +263,7 @@ impl World<'_> {
             Some(PlantedBug::SparesAVictim) => drop(victims.victims.pop()),
             Some(PlantedBug::EvictsProtectedPods) => {
                 let all = offered.iter().flat_map(|(_, pods)| pods).map(|pod| &self.pods[*pod as usize].uid);
-                let other = self.books.known.iter().map(|pod| &self.pods[*pod as usize].uid).chain(all);
+                let other = self.record.known.iter().map(|pod| &self.pods[*pod as usize].uid).chain(all);
                 let added = other.filter(|uid| !victims.victims.contains(uid)).max().cloned();
                 victims.victims.extend(added);
             }
@@ -273,15 +273,15 @@ impl World<'_> {
 
     /// No pod may be evicted for the pod, as far as that is simple to see.
     fn check_no_candidate(&mut self, pod: u32, offered: &[(u8, Vec<u32>)]) -> Checked {
-        if self.books.spec(pod).group.is_some() {
+        if self.record.spec(pod).group.is_some() {
             return Ok(());
         }
         for (node, victims) in offered {
-            if !self.books.is_certain(*node) {
+            if !self.record.is_certain(*node) {
                 continue;
             }
             self.tally.no_victims += 1;
-            if self.books.fits_by_evictions(pod, *node, victims) {
+            if self.record.fits_by_evictions(pod, *node, victims) {
                 return Err(format!("preempt finds no victims for pod {pod}, where {victims:?} may leave"));
             }
         }
@@ -299,7 +299,7 @@ impl World<'_> {
             node: node_number(&victims.node),
             gpus: mask_of(gpus.map(|device| device.index as usize)),
         };
-        self.books.check_preemption(pod, place, &seen)?;
+        self.record.check_preemption(pod, place, &seen)?;
         let evicted: Vec<u32> = seen.evicted.clone();
         let policy = request.demand.classified_by;
         match self.door.apply(PreemptDecided { uid: request.uid, victims, policy }) {
@@ -308,7 +308,7 @@ impl World<'_> {
                 self.evict(&evicted);
                 Ok(())
             }
-            Err(NotReserved::EvictionRates) if self.books.rules.is_slow => Ok(()),
+            Err(NotReserved::EvictionRates) if self.record.rules.is_slow => Ok(()),
             Err(why) => Err(format!("the victims for pod {pod} are chosen, and then: {why}")),
         }
     }
@@ -316,8 +316,8 @@ impl World<'_> {
     /// Which of these pods are evicted, and which leave anyway.
     pub(super) fn evictions_of(&self, victims: &[PodUid]) -> Evictions {
         let leaves = |pod: u32| {
-            let book = &self.books.pods[pod as usize];
-            book.leaving.is_some() || book.told == Told::Nothing
+            let entry = &self.record.pods[pod as usize];
+            entry.leaving.is_some() || entry.told == Told::Nothing
         };
         evictions(victims, leaves)
     }
@@ -330,10 +330,10 @@ impl World<'_> {
             place: place_of(&reservation),
             victims: victims.collect(),
             deadline: reservation.deadline.0,
-            made: self.books.now,
+            made: self.record.now,
         };
         self.note(|| format!("{kept:?} for pod {pod}"));
-        self.books.edit(pod, |book| book.kept = Some(kept));
+        self.record.edit(pod, |entry| entry.kept = Some(kept));
         let api = &mut self.api[pod as usize];
         api.nominated = Some(place_of(&reservation).node);
         api.condition = Some(reservation);

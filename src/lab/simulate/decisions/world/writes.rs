@@ -1,10 +1,10 @@
 //! Bindings on their way: they land at once, late or never, and are answered truly, wrongly or not at all.
 
 use super::{Event, World};
-use crate::lab::simulate::decisions::books::{Place, Told};
 use crate::lab::simulate::decisions::door::{gpus_of, node_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
+use crate::lab::simulate::decisions::record::{Place, Told};
 use crate::scheduling::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingFailed, BindingRead, BindingStage, BindingStep, PodRead,
     SettlingAsked,
@@ -47,8 +47,8 @@ pub struct Settling {
 impl World<'_> {
     /// A Binding is sent.
     pub(super) fn write(&mut self, pod: u32, placement: Placement, stage: BindingStage) -> Checked {
-        let now = self.books.now;
-        self.books.pods[pod as usize].open.under_way += 1;
+        let now = self.record.now;
+        self.record.pods[pod as usize].open.under_way += 1;
         let soon = now + self.draws.of(&[0, 0, 0, 100, 2_000]);
         let (lands, answered) = match self.draws.below(20) {
             0..12 => (Some(soon), (soon, Truth::True)),
@@ -63,7 +63,7 @@ impl World<'_> {
 
     /// Whatever is due by now lands, and is answered.
     pub(super) fn due_writes(&mut self) -> Checked {
-        let now = self.books.now;
+        let now = self.record.now;
         loop {
             let landing = |write: &OpenWrite| write.lands.filter(|at| *at <= now);
             let next = (0..self.writes.len()).filter_map(|at| Some((landing(&self.writes[at])?, at))).min();
@@ -81,7 +81,7 @@ impl World<'_> {
 
     /// One write lands now, or is answered now, whenever it was to be.
     pub(super) fn settle_one(&mut self) -> Checked {
-        let now = self.books.now;
+        let now = self.record.now;
         let count = self.writes.len();
         if count > 0 {
             let at = self.draws.below(count);
@@ -142,7 +142,7 @@ impl World<'_> {
             Truth::True => BindingAnswer::Conflict,
         };
         self.note(|| format!("the Binding of pod {pod} to {place:?} is answered {answer:?}"));
-        let open = &mut self.books.pods[pod as usize].open;
+        let open = &mut self.record.pods[pod as usize].open;
         open.under_way = open.under_way.saturating_sub(1);
         if matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown) {
             open.may_land = open.may_land.max(Some(begun));
@@ -177,18 +177,18 @@ impl World<'_> {
 
     /// The pod was told to be bound; one that the core does not know stays unknown. No other Binding of it can land.
     fn note_confirmed(&mut self, pod: u32, place: Place) {
-        self.books.pods[pod as usize].open.may_land = None;
-        if self.books.told(pod) != Told::Nothing {
-            self.books.note_bound(pod, place);
+        self.record.pods[pod as usize].open.may_land = None;
+        if self.record.told(pod) != Told::Nothing {
+            self.record.note_bound(pod, place);
         }
     }
 
     /// A refused pod waits again, unless another of its Bindings may land.
     fn note_refused(&mut self, pod: u32) {
-        let open = self.books.pods[pod as usize].open;
-        let has_landed = |begun: u64| begun + LATEST_LANDING < self.books.now;
+        let open = self.record.pods[pod as usize].open;
+        let has_landed = |begun: u64| begun + LATEST_LANDING < self.record.now;
         if open.under_way == 0 && open.may_land.is_none_or(has_landed) {
-            self.books.note_unbound(pod);
+            self.record.note_unbound(pod);
         }
     }
 
@@ -207,14 +207,14 @@ impl World<'_> {
                 }
             }
             BindingStep::Pause(pause) => {
-                self.settling.push(Settling { pod, placement, due: self.books.now + pause.0 });
+                self.settling.push(Settling { pod, placement, due: self.record.now + pause.0 });
                 Ok(())
             }
             BindingStep::Write { .. } => self.write(pod, placement, BindingStage::Settling),
             BindingStep::Over => {
                 // What was written for another placement since may land still.
-                if !matches!(self.books.told(pod), Told::Assumed(_)) {
-                    self.books.pods[pod as usize].open.may_land = None;
+                if !matches!(self.record.told(pod), Told::Assumed(_)) {
+                    self.record.pods[pod as usize].open.may_land = None;
                 }
                 Ok(())
             }
@@ -223,7 +223,7 @@ impl World<'_> {
 
     /// Loops that settle Bindings read their pods.
     pub(super) fn due_reads(&mut self) -> Checked {
-        let now = self.books.now;
+        let now = self.record.now;
         while let Some(at) = self.settling.iter().position(|settling| settling.due <= now) {
             let Settling { pod, placement, .. } = self.settling.swap_remove(at);
             let step = self.read(pod, &placement, BindingStage::Settling);
@@ -250,11 +250,11 @@ impl World<'_> {
             },
         };
         let place = Place { node: node_number(&placement.node), gpus: gpus_of(&placement.devices) };
-        let is_heard = stage != BindingStage::Settling || self.books.told(pod) == Told::Assumed(place);
+        let is_heard = stage != BindingStage::Settling || self.record.told(pod) == Told::Assumed(place);
         match &shown {
             PodRead::Gone if is_heard => {
-                self.books.pods[pod as usize].open.may_land = None;
-                self.books.note_gone(pod);
+                self.record.pods[pod as usize].open.may_land = None;
+                self.record.note_gone(pod);
             }
             PodRead::Bound { .. } if is_heard => {
                 let (place, _) = self.api[pod as usize].bound.expect("it is shown so");

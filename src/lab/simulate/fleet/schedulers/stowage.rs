@@ -52,7 +52,7 @@ pub struct Stowage {
     /// Evictions that were ordered and not seen yet.
     ordered: BTreeSet<PodUid>,
     pressure: PressureWatch,
-    /// Whether its own books are checked after each round: that takes as long as the round.
+    /// Whether its ledger is checked after each round: that takes as long as the round.
     audits: bool,
     pub violations: Vec<Violation>,
 }
@@ -75,7 +75,7 @@ impl Stowage {
         }
     }
 
-    /// Checks its books after each round.
+    /// Checks its ledger after each round.
     pub fn audited(self) -> Self {
         Self { audits: true, ..self }
     }

@@ -1,4 +1,4 @@
-//! The oracle's books: what the core was told, what it answered, and what follows by the documented rules for each GPU.
+//! The oracle's record: what the core was told, what it answered, and what follows by the documented rules for each GPU.
 //!
 //! Nothing here is read from the ledger. A pod's place is the one that was answered or shown, a reading is the one that was
 //! reported, and sums are added up anew from the pods of a node. The arithmetic is that of `docs/operations.md` and
@@ -68,7 +68,7 @@ pub struct OpenWrites {
 }
 
 #[derive(Debug, Clone)]
-pub struct PodBook {
+pub struct PodRecord {
     pub spec: PodSpec,
     pub told: Told,
     /// It is being deleted: when its grace ends.
@@ -94,14 +94,14 @@ pub struct Hardware {
 
 /// What an agent measured of a node.
 #[derive(Debug, Clone, Default)]
-pub struct ReadingBook {
+pub struct ReadingRecord {
     pub sampled: u64,
     /// By GPU; `None` for one that it does not list.
-    pub gpus: [Option<GpuReadingBook>; MOST_GPUS],
+    pub gpus: [Option<GpuReadingRecord>; MOST_GPUS],
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct GpuReadingBook {
+pub struct GpuReadingRecord {
     pub used: Option<u64>,
     pub attributed: Vec<(u32, u64)>,
     /// KV cache in per cent, and requests that wait.
@@ -117,7 +117,7 @@ pub enum Age {
 }
 
 #[derive(Debug, Clone)]
-pub struct NodeBook {
+pub struct NodeRecord {
     pub hardware: Vec<Hardware>,
     /// GPUs that the core knows, and those of them that take pods.
     pub listed: Mask,
@@ -126,7 +126,7 @@ pub struct NodeBook {
     pub is_kept_back: bool,
     /// When its list of GPUs changed last.
     pub changed: u64,
-    pub(super) reading: Option<ReadingBook>,
+    pub(super) reading: Option<ReadingRecord>,
     /// What the last three readings left unexplained.
     pub(super) rests: [[u64; 3]; MOST_GPUS],
     /// Pods that have ended here, and whose memory no later reading has shown to be free.
@@ -137,11 +137,11 @@ pub struct NodeBook {
 }
 
 #[derive(Debug, Clone)]
-pub struct Books {
+pub struct Record {
     pub now: u64,
     pub rules: PolicyRules,
-    pub nodes: Vec<NodeBook>,
-    pub pods: Vec<PodBook>,
+    pub nodes: Vec<NodeRecord>,
+    pub pods: Vec<PodRecord>,
     /// Pods that the core knows.
     pub known: Vec<u32>,
     /// Evictions that a budget allows, by namespace and app.
@@ -172,7 +172,7 @@ pub fn each(mask: Mask) -> impl Iterator<Item = usize> {
     (0..MOST_GPUS).filter(move |gpu| mask >> gpu & 1 == 1)
 }
 
-impl NodeBook {
+impl NodeRecord {
     pub fn new(hardware: Vec<Hardware>) -> Self {
         Self {
             hardware,
@@ -202,7 +202,7 @@ impl NodeBook {
     }
 }
 
-impl Books {
+impl Record {
     pub fn spec(&self, pod: u32) -> &PodSpec {
         &self.pods[pod as usize].spec
     }
@@ -224,32 +224,32 @@ impl Books {
 
     /// The reservation that keeps GPUs for the pod now.
     pub fn kept(&self, pod: u32) -> Option<&Kept> {
-        let book = &self.pods[pod as usize];
-        book.kept.as_ref().filter(|_| book.told == Told::Waiting)
+        let entry = &self.pods[pod as usize];
+        entry.kept.as_ref().filter(|_| entry.told == Told::Waiting)
     }
 
-    /// Brings the books to a change of one pod.
-    pub fn edit(&mut self, pod: u32, edit: impl FnOnce(&mut PodBook)) {
-        let nodes = |book: &PodBook| {
-            [book.told.place().map(|place| place.node), book.kept.as_ref().map(|kept| kept.place.node)]
+    /// Brings the record to a change of one pod.
+    pub fn edit(&mut self, pod: u32, edit: impl FnOnce(&mut PodRecord)) {
+        let nodes = |entry: &PodRecord| {
+            [entry.told.place().map(|place| place.node), entry.kept.as_ref().map(|kept| kept.place.node)]
         };
-        let book = &mut self.pods[pod as usize];
-        let before = nodes(book);
-        edit(book);
-        let after = nodes(book);
+        let entry = &mut self.pods[pod as usize];
+        let before = nodes(entry);
+        edit(entry);
+        let after = nodes(entry);
         for node in before.into_iter().flatten().chain(after.into_iter().flatten()) {
-            let book = &mut self.nodes[usize::from(node)];
-            book.views = None;
-            match (after.contains(&Some(node)), book.here.iter().position(|here| *here == pod)) {
-                (true, None) => book.here.push(pod),
-                (false, Some(place)) => drop(book.here.swap_remove(place)),
+            let entry = &mut self.nodes[usize::from(node)];
+            entry.views = None;
+            match (after.contains(&Some(node)), entry.here.iter().position(|here| *here == pod)) {
+                (true, None) => entry.here.push(pod),
+                (false, Some(place)) => drop(entry.here.swap_remove(place)),
                 _ => {}
             }
         }
     }
 
     pub fn set_told(&mut self, pod: u32, told: Told) {
-        self.edit(pod, |book| book.told = told);
+        self.edit(pod, |entry| entry.told = told);
     }
 
     /// The pod is shown as waiting.
@@ -268,17 +268,17 @@ impl Books {
             Told::Bound(known, _) if known.node == place.node => return,
             _ => {}
         }
-        self.edit(pod, |book| {
-            (book.told, book.kept) = (Told::Bound(place, now), None);
-            book.started = now;
+        self.edit(pod, |entry| {
+            (entry.told, entry.kept) = (Told::Bound(place, now), None);
+            entry.started = now;
         });
     }
 
     /// The Binding of an assumed pod was not written.
     pub fn note_unbound(&mut self, pod: u32) {
         if let Told::Assumed(place) = self.told(pod) {
-            self.edit(pod, |book| {
-                (book.told, book.starting, book.offered) = (Told::Waiting, None, Some(place.node));
+            self.edit(pod, |entry| {
+                (entry.told, entry.starting, entry.offered) = (Told::Waiting, None, Some(place.node));
             });
         }
     }
@@ -296,7 +296,7 @@ impl Books {
             }
         }
         self.known.retain(|known| *known != pod);
-        self.edit(pod, |book| (book.told, book.kept, book.starting) = (Told::Nothing, None, None));
+        self.edit(pod, |entry| (entry.told, entry.kept, entry.starting) = (Told::Nothing, None, None));
     }
 
     pub fn touch_all(&mut self) {
@@ -308,24 +308,24 @@ impl Books {
         let charged = self.nodes[usize::from(node)].here.iter().filter_map(|pod| self.charged(*pod));
         let charged = charged.filter(|place| place.node == node).fold(0, |mask, place| mask | place.gpus);
         let now = self.now;
-        let book = &mut self.nodes[usize::from(node)];
-        let listed = listed | book.listed & charged;
-        let healthy = if is_kept_back { healthy & book.healthy } else { healthy };
-        if (book.listed, book.healthy) != (listed, healthy) || is_kept_back {
-            (book.listed, book.healthy, book.changed) = (listed, healthy, now);
+        let entry = &mut self.nodes[usize::from(node)];
+        let listed = listed | entry.listed & charged;
+        let healthy = if is_kept_back { healthy & entry.healthy } else { healthy };
+        if (entry.listed, entry.healthy) != (listed, healthy) || is_kept_back {
+            (entry.listed, entry.healthy, entry.changed) = (listed, healthy, now);
         }
-        (book.is_kept_back, book.views) = (is_kept_back, None);
+        (entry.is_kept_back, entry.views) = (is_kept_back, None);
     }
 
     /// An agent measured a node.
-    pub fn report(&mut self, node: u8, reading: ReadingBook) {
+    pub fn report(&mut self, node: u8, reading: ReadingRecord) {
         let place = usize::from(node);
         for gpu in 0..self.nodes[place].hardware.len() {
             let is_listed = self.nodes[place].listed >> gpu & 1 == 1;
             let rest = match reading.gpus[gpu].as_ref().filter(|_| is_listed) {
                 None => Some([0; 3]),
-                Some(GpuReadingBook { used: None, .. }) => None,
-                Some(seen @ GpuReadingBook { used: Some(used), .. }) => {
+                Some(GpuReadingRecord { used: None, .. }) => None,
+                Some(seen @ GpuReadingRecord { used: Some(used), .. }) => {
                     let [first, second, _] = self.nodes[place].rests[gpu];
                     Some([self.rest(node, gpu, seen, *used, reading.sampled), first, second])
                 }
@@ -334,36 +334,36 @@ impl Books {
                 self.nodes[place].rests[gpu] = rest;
             }
         }
-        let book = &mut self.nodes[place];
+        let entry = &mut self.nodes[place];
         let shows = |pod: u32| shows(&reading, pod);
-        book.departed.retain(|(pod, at)| reading.sampled < *at || shows(*pod));
-        (book.reading, book.views) = (Some(reading), None);
+        entry.departed.retain(|(pod, at)| reading.sampled < *at || shows(*pod));
+        (entry.reading, entry.views) = (Some(reading), None);
     }
 
     /// What of a GPU's use no pod explains that was bound before the sample.
-    fn rest(&self, node: u8, gpu: usize, seen: &GpuReadingBook, used: u64, sampled: u64) -> u64 {
+    fn rest(&self, node: u8, gpu: usize, seen: &GpuReadingRecord, used: u64, sampled: u64) -> u64 {
         let attributed: u64 = seen.attributed.iter().map(|(_, bytes)| bytes).sum();
-        let book = &self.nodes[usize::from(node)];
-        let growing = book.here.iter().map(|pod| {
+        let entry = &self.nodes[usize::from(node)];
+        let growing = entry.here.iter().map(|pod| {
             let Told::Bound(_, since) = self.told(*pod) else { return 0 };
             if since > sampled || !self.is_charged_on(*pod, node, gpu) {
                 return 0;
             }
             let shown = seen.attributed.iter().find(|(shown, _)| shown == pod).map_or(0, |(_, bytes)| *bytes);
-            self.spec(*pod).charge(book.hardware[gpu].capacity).saturating_sub(shown)
+            self.spec(*pod).charge(entry.hardware[gpu].capacity).saturating_sub(shown)
         });
         used.saturating_sub(attributed).saturating_sub(growing.sum())
     }
 
     /// Whether a pod that has ended on the node may still have memory there.
     pub fn may_have_memory(&self, node: u8, pod: u32) -> bool {
-        let book = &self.nodes[usize::from(node)];
-        let age = book.age(self.now);
+        let entry = &self.nodes[usize::from(node)];
+        let age = entry.age(self.now);
         let is_seen = || {
             matches!(age, Age::Fresh | Age::Stale)
-                && book.reading.as_ref().is_some_and(|reading| shows(reading, pod))
+                && entry.reading.as_ref().is_some_and(|reading| shows(reading, pod))
         };
-        let departed = book.departed.iter().rev().find(|(departed, _)| *departed == pod);
+        let departed = entry.departed.iter().rev().find(|(departed, _)| *departed == pod);
         departed.is_some_and(|(_, at)| age != Age::Unreported || self.now < at + FIRST_REPORT_WITHIN)
             || is_seen()
     }
@@ -393,15 +393,16 @@ impl Books {
     pub fn attributed(&self, node: u8, gpu: usize, pod: u32) -> u64 {
         let reading = self.nodes[usize::from(node)].reading.as_ref();
         let seen = reading.and_then(|reading| reading.gpus[gpu].as_ref());
-        let of_pod = |seen: &GpuReadingBook| seen.attributed.iter().find(|(shown, _)| *shown == pod).copied();
+        let of_pod =
+            |seen: &GpuReadingRecord| seen.attributed.iter().find(|(shown, _)| *shown == pod).copied();
         seen.and_then(of_pod).map_or(0, |(_, bytes)| bytes)
     }
 
     /// Whether it is certain what the core knows of the node's GPUs.
     pub fn is_certain(&self, node: u8) -> bool {
-        let book = &self.nodes[usize::from(node)];
-        !book.is_kept_back
-            && book.here.iter().filter_map(|pod| self.kept(*pod)).all(|kept| self.is_resolved(kept))
+        let entry = &self.nodes[usize::from(node)];
+        !entry.is_kept_back
+            && entry.here.iter().filter_map(|pod| self.kept(*pod)).all(|kept| self.is_resolved(kept))
     }
 
     /// What the tenant of the pod's namespace may still take, beside what this pod has and once these pods have left; `None`
@@ -435,6 +436,6 @@ impl Books {
     }
 }
 
-fn shows(reading: &ReadingBook, pod: u32) -> bool {
+fn shows(reading: &ReadingRecord, pod: u32) -> bool {
     reading.gpus.iter().flatten().any(|gpu| gpu.attributed.iter().any(|(shown, _)| *shown == pod))
 }
