@@ -1,10 +1,10 @@
 //! Stowage places LLM pods on single GPUs, as an extender of the stock kube-scheduler.
 //!
-//! From the pure core outwards, in floors. A module imports from the floors above it in this list, never from its own or from
-//! one below; `tests/it/floors.rs` reads the list.
+//! From the pure core outwards, in layers. A module imports from the layers above it in this list, never from its own or from
+//! one below; `tests/it/layers.rs` reads the list.
 //!
 //! - [`ids`], [`units`]: names and quantities, parsed once; [`build_info`]: which build this is.
-//! - [`scheduling`]: the decision core and the ledger. Pure; it has floors of its own.
+//! - [`scheduling`]: the decision core and the ledger. Pure; it has layers of its own.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
 //! - [`policy_windows`]: which windows of a policy are open at a time. Pure.

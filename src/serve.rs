@@ -206,7 +206,7 @@ fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
         Some(Err(error)) => error.to_string(),
         _ => "it returned".into(),
     };
-    anyhow::anyhow!("a task that should run for ever ended: {why}")
+    anyhow::anyhow!("a task that should run forever ended: {why}")
 }
 
 fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {

@@ -37,7 +37,7 @@ impl Bytes {
         Self(self.0.saturating_mul(n))
     }
 
-    /// How long `self` takes at `speed` bytes a second, rounded up; at no speed, for ever.
+    /// How long `self` takes at `speed` bytes a second, rounded up; at no speed, forever.
     pub const fn over(self, speed: Self) -> Millis {
         match (speed.0, self.0.checked_mul(1000)) {
             (0, _) => Millis(u64::MAX),

@@ -132,7 +132,7 @@ fn process(proc: &Path, pod: usize) {
 
 /// A model of four files in a Hugging Face cache.
 fn model(cache: &Path, place: usize) {
-    let folder = cache.join(format!("models--organisation--model-{place}"));
+    let folder = cache.join(format!("models--organization--model-{place}"));
     let (revision, blobs) = ("0123456789abcdef0123456789abcdef01234567", folder.join("blobs"));
     let snapshot = folder.join("snapshots").join(revision);
     [&folder.join("refs"), &blobs, &snapshot].into_iter().for_each(|f| create_dir_all(f).expect("a folder"));

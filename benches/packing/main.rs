@@ -117,13 +117,13 @@ impl PackedCluster {
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
             let policy = self.ledger.policy().clone();
-            let anew =
+            let again =
                 Snapshot::clone(&snapshot).with_packing_model(Arc::new(snapshot.packing_model().clone()));
-            first.add(timed(|| best_of_all(&anew, &demand, &policy)));
+            first.add(timed(|| best_of_all(&again, &demand, &policy)));
             scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
-            let fresh = shortlist(&anew, &demand, asked(names), attempt(&policy));
+            let fresh = shortlist(&again, &demand, asked(names), attempt(&policy));
             let remembered = score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
-            assert_eq!(fresh, remembered, "what is remembered is what is found anew");
+            assert_eq!(fresh, remembered, "what is remembered is what is found again");
             cold.add(timed(|| shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
             drop(snapshot);
             let node = self.nodes[round * 17 % self.nodes.len()].clone();

@@ -29,7 +29,7 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
             scheduler.ask_for(SETTLE, server, &fleet.tally);
             scheduler.ask_for(PHASE, server, &fleet.tally)
         };
-        // Each begins every other pair, so that a machine that gets slower or faster favours neither.
+        // Each begins every other pair, so that a machine that gets slower or faster favors neither.
         let (steady, jittering) = if pair % 2 == 0 {
             let steady = measure(Caches::Steady);
             (steady, measure(Caches::Jittering))

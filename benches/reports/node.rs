@@ -110,7 +110,7 @@ fn gpu_uuid(node: usize, gpu: usize) -> String {
 
 fn model(n: usize) -> String {
     let models = ["Llama-3.1-8B-Instruct", "Qwen2.5-32B-Instruct", "Mistral-7B-v0.3", "gemma-2-27b-it"];
-    format!("organisation-{}/{}", n % 23, models[n % models.len()])
+    format!("organization-{}/{}", n % 23, models[n % models.len()])
 }
 
 fn gpu_report(node: usize, gpu: usize) -> serde_json::Value {

@@ -111,9 +111,9 @@ fn report_judging(extender: &Extender) {
     for kind in 0..KINDS {
         let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };
         let started = Instant::now();
-        let judgement = policy.classify(&traits);
+        let judgment = policy.classify(&traits);
         samples.add(started.elapsed());
-        assert_eq!(policy.class(judgement.class).name, format!("team-{}", kind % CLASSES));
+        assert_eq!(policy.class(judgment.class).name, format!("team-{}", kind % CLASSES));
     }
     println!(
         "a kind of pod judged for the first time: p50 {:.0} µs, p99 {:.0} µs",
@@ -146,7 +146,7 @@ fn report_change(extender: &Extender, cluster: &BenchCluster) {
         is_over.store(true, Ordering::Relaxed);
         let longest = asking.join().expect("every filter is answered");
         println!(
-            "a change of policy, all pods judged anew: {:.0} ms; the longest answer of a filter meanwhile: {:.0} ms",
+            "a change of policy, all pods judged again: {:.0} ms; the longest answer of a filter meanwhile: {:.0} ms",
             changes.percentile(50) / 1e3,
             longest.as_secs_f64() * 1e3
         );

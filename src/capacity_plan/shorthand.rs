@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_mistake_says_what_to_write() {
         assert_eq!(error("gpuz=8,gpu=A100-80GB"), "\"gpuz\" is not a key; did you mean gpus?");
-        assert!(error("colour=red,gpus=8").contains("the keys are gpus, gpu, vram"));
+        assert!(error("color=red,gpus=8").contains("the keys are gpus, gpu, vram"));
         assert_eq!(error("gpu=A100-80GB"), "it does not say how many GPUs a node has; add gpus=8");
         assert!(error("gpus=8").contains("add gpu=A100-80GB"));
         assert!(error("gpus=0,gpu=L4").contains("from 1 to 64"));

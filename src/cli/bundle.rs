@@ -27,7 +27,7 @@ pub struct BundleArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
     server: String,
 
-    /// Not from a running service, but all of a recording that is here: a directory that `serve --record` writes, or a file
+    /// Bundle a whole local recording instead of asking a running service: a directory that `serve --record` writes, or a file
     #[arg(long, value_name = "RECORDING", conflicts_with_all = ["last", "server"])]
     from: Option<PathBuf>,
 

@@ -1,6 +1,6 @@
 //! The log on standard error, and its format.
 
-use crate::telemetry::wants_no_colour;
+use crate::telemetry::wants_no_color;
 use clap::{Args, ValueEnum};
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
@@ -31,9 +31,7 @@ impl LogArgs {
             .log_internal_errors(false);
         // A second logger in one process (tests) keeps the first.
         let _ = match self.log_format {
-            LogFormat::Text => {
-                log.with_ansi(std::io::stderr().is_terminal() && !wants_no_colour()).try_init()
-            }
+            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal() && !wants_no_color()).try_init(),
             LogFormat::Json => log.json().flatten_event(true).try_init(),
         };
     }

@@ -82,8 +82,9 @@ pub struct Cli {
 }
 
 /// Of every command; what a command adds is in its own help.
-const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if the reader of standard \
-                          output has gone. `estimate`, `explain`, `models`, `plan` and `policy` tell an answer of no (1) from no answer (2).";
+const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if standard output \
+                          is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan` and `policy`, 1 is a negative \
+                          answer and 2 means that there is no answer.";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";
 const EXIT_CODES_OF_AGENT: &str =
@@ -98,12 +99,12 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Report what this node's GPUs, engines and models are doing; runs on every GPU node
     Agent(Box<AgentArgs>),
-    /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
+    /// Run a scripted scenario on a simulated cluster in this process; needs no Kubernetes and no GPU
     #[cfg(feature = "lab")]
     Demo(DemoArgs),
     /// Check, show and describe policies
     Policy(PolicyArgs),
-    /// Explain a pod's placement and what would have to change
+    /// Explain why a pod runs where it does or stays pending, and what would make it fit
     Explain(ExplainArgs),
     /// Estimate the VRAM of a model from its config.json, and print the lines of a pod that asks for it
     Estimate(Box<EstimateArgs>),
@@ -113,16 +114,16 @@ enum Command {
     Models(ModelsArgs),
     /// Show the fleet live: nodes, GPUs, pods, what waits, and models
     Top(TopArgs),
-    /// Fetch what a running service has recorded of the last minutes
+    /// Fetch the last minutes of a running service's flight recording
     Bundle(BundleArgs),
-    /// Decide again what `serve --record` recorded, and name the first answer that differs
+    /// Replay a recording of `serve --record`, and report the first answer that differs
     Replay(ReplayArgs),
     /// Open the operators' page in a browser, with your kubeconfig's access
     Ui(UiArgs),
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
-    /// Take back what Stowage wrote on nodes and pods, after its manifests are deleted
+    /// Remove what Stowage wrote to nodes and pods, after you delete its manifests
     Uninstall(UninstallArgs),
     /// Print a shell's completion script
     Completion(CompletionArgs),
@@ -190,8 +191,8 @@ struct ServeArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     body_limit: u16,
 
-    /// When to act: while the kube-scheduler beside this process holds its Lease, while this replica holds a Lease of Stowage's
-    /// own, or always (one replica only)
+    /// When this replica acts as the leader: while the kube-scheduler in the same pod holds its Lease, while this replica holds
+    /// Stowage's own Lease, or always (one replica only)
     #[arg(long, value_enum, default_value_t = Lead::KubeScheduler, conflicts_with = "cluster")]
     lead_with: Lead,
 
@@ -199,8 +200,8 @@ struct ServeArgs {
     #[arg(long, value_name = "LEASE", conflicts_with = "cluster")]
     lease: Option<String>,
 
-    /// Time limit for each part of a write: until the client gives up, until the kernel stops sending, until the API server
-    /// gives up. A new leader waits for all of them, and a fifth of one for the commit, before it acts
+    /// Time limit of each stage of a write to the API server: the client's timeout, the kernel's send timeout, and the API
+    /// server's timeout. Before it acts, a new leader waits for the sum of the three, plus a fifth of this value for the commit
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = write_deadline, conflicts_with = "cluster")]
     write_deadline: Duration,
 
@@ -236,11 +237,11 @@ enum Lead {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES_OF_DEMO)]
 struct DemoArgs {
-    /// Play the story once and exit: 0 if every invariant held
+    /// Run the scenario once and exit: 0 if every invariant held
     #[arg(long)]
     once: bool,
 
-    /// Play the story once, and print its summary on stdout as one JSON object
+    /// Run the scenario once, and print its summary on stdout as one JSON object
     #[arg(long)]
     json: bool,
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Flight recorder")]
 pub struct RecordArgs {
-    /// A directory to record into: everything that decisions are made on, in its order, and the answers. `stowage replay` decides
-    /// it again. It has names of pods, namespaces and nodes, and no more of their contents than Stowage reads
+    /// The directory to record to. A recording has every input of a decision, in order, and the answers; `stowage replay` replays
+    /// it. It contains names of pods, namespaces and nodes, and only those of their fields that Stowage reads
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
 

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct ServePolicyArgs {
-    /// The policy: a YAML file, or a directory of them such as a mounted ConfigMap. A change is in force within two seconds; an
-    /// invalid one is refused, and the last good one stays in force [default: the built-in policy]
+    /// The policy: a YAML file, or a directory of them such as a mounted ConfigMap. A change takes effect within two
+    /// seconds. Stowage rejects an invalid policy and keeps the last valid one [default: the built-in policy]
     #[arg(long, value_name = "PATH")]
     policy: Option<PathBuf>,
 
-    /// A directory that outlives the process, such as an emptyDir: the current policy is stored there, and is used again if the
-    /// next start finds an invalid one at --policy. Without it the built-in policy is used then
+    /// A directory that persists when the process restarts, such as an emptyDir. Stowage stores the current policy there, and
+    /// uses it if the next start finds an invalid policy at --policy. Without this flag, that start uses the built-in policy
     #[arg(long, value_name = "DIR", requires = "policy")]
     policy_cache: Option<PathBuf>,
 

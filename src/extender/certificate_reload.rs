@@ -68,7 +68,7 @@ impl Renewal {
                 ("applied", 0)
             }
             Err(error) => {
-                error!(address, "{flag}: {error}; the certificate before it goes on, and ends when it ends");
+                error!(address, "{flag}: {error}; the previous certificate stays in use until it expires");
                 ("rejected", 1)
             }
         };

@@ -227,7 +227,7 @@ impl<S: Segments> Writer<S> {
         }
     }
 
-    /// What was recorded since the last flush is lost; the next checkpoint begins anew.
+    /// What was recorded since the last flush is lost; the next checkpoint restarts.
     fn fail(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(

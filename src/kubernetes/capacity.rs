@@ -59,7 +59,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
                 looked
             }
             Err(error) => {
-                tracing::error!(%error, "the capacity of nodes was not looked at; the next look begins anew");
+                tracing::error!(%error, "the capacity of nodes was not reconciled; the next round retries");
                 CapacityWriter::default()
             }
         };

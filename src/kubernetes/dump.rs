@@ -366,7 +366,7 @@ impl ControlPlane for DumpControlPlane {
         ready(self.check(key, uid)).boxed()
     }
 
-    /// Refuses: no watch would show the pod leaving, and its preemptor would wait for ever.
+    /// Refuses: no watch would show the pod leaving, and its preemptor would wait forever.
     fn evict<'a>(
         &'a self,
         _: &'a PodKey,

@@ -189,7 +189,7 @@ impl ClusterIndex {
     }
 
     /// Releases pending pods that no watch shows, now or at the last sweep. A request can bring a pod before the watch shows
-    /// it, or after it was deleted; the latter would stay for ever. Sweep no more often than a watch may lag; a reservation
+    /// it, or after it was deleted; the latter would stay forever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
         // A statement of its own, so that the lock is released with it.

@@ -43,7 +43,7 @@ pub struct WatchFeed {
     pub control_plane: Arc<dyn ControlPlane>,
 }
 
-/// Pods are listed anew when a policy begins to move them: of bound pods more is read from then on, and most never change.
+/// Pods are relisted when a policy begins to move them: of bound pods more is read from then on, and most never change.
 pub async fn pods(client: Client, feed: WatchFeed) {
     let handler = || WatchHandler {
         take: WatchFeed::pod,
@@ -57,7 +57,7 @@ pub async fn pods(client: Client, feed: WatchFeed) {
             // In this order, so that a simulation is reproducible.
             biased;
             () = watch(client.clone(), &feed, "pods", handler()) => return,
-            () = moving.changed() => tracing::info!("listing pods anew: the policy moves pods from now on (planning.consolidation)"),
+            () = moving.changed() => tracing::info!("listing pods again: the policy moves pods from now on (planning.consolidation)"),
         }
     }
 }
@@ -152,7 +152,7 @@ where
         let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
         match after {
             WatchEnd::Leads => {
-                tracing::info!(what, "listing anew: what was listed before does not count any more")
+                tracing::info!(what, "relisting: the earlier list is no longer valid")
             }
             WatchEnd::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
             WatchEnd::Retry | WatchEnd::NotServed | WatchEnd::Ended => return,

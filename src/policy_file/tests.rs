@@ -1,6 +1,6 @@
 //! The whole way, from texts to a policy.
 
-use super::diagnostic::text::{Colours, render};
+use super::diagnostic::text::{Colors, render};
 use super::*;
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ fn files(texts: &[&str]) -> Vec<SourceText> {
 fn loaded(texts: &[&str]) -> Loaded {
     let files = files(texts);
     load(&files)
-        .unwrap_or_else(|found| panic!("{}", render(&found, &PolicySources::new(&files), Colours::Off)))
+        .unwrap_or_else(|found| panic!("{}", render(&found, &PolicySources::new(&files), Colors::Off)))
 }
 
 fn codes(text: &str) -> Vec<&'static str> {
@@ -102,11 +102,11 @@ fn bombs_are_refused_and_end() {
     }
     let unknown: String = (0..20_000).map(|n| format!("clases{n}: 1\n")).collect();
     let pools: String = (0..9_000).map(|n| format!("- {{name: p{n}}}\n")).collect();
-    let neighbours = format!("classes:\n- name: a\n  mayShareWith: [{}]\n", "nobody, ".repeat(40_000));
+    let neighbors = format!("classes:\n- name: a\n  mayShareWith: [{}]\n", "nobody, ".repeat(40_000));
     for bomb in [
         unknown,
         format!("nodePools:\n{pools}"),
-        neighbours,
+        neighbors,
         deep,
         wide,
         anchors,
@@ -115,7 +115,7 @@ fn bombs_are_refused_and_end() {
     ] {
         let files = files(&[&bomb]);
         let found = load(&files).unwrap_err();
-        let text = render(&found, &PolicySources::new(&files), Colours::Off);
+        let text = render(&found, &PolicySources::new(&files), Colors::Off);
         assert!(text.len() < 100_000, "{} bytes", text.len());
     }
     assert_eq!(codes(&"#".repeat((1 << 20) + 1)), ["file-too-large"]);
@@ -215,7 +215,7 @@ proptest! {
             let text = sources.text(span.file);
             prop_assert!(text.get(span.range()).is_some(), "{span:?} in {text:?}");
         }
-        let _ = render(&found, &sources, Colours::Off);
+        let _ = render(&found, &sources, Colors::Off);
         let _ = diagnostic::json::findings(&found, &sources);
     }
 
@@ -223,7 +223,7 @@ proptest! {
     fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
         let files = [SourceText::new("x.yaml", bytes)];
         if let Err(found) = load(&files) {
-            let _ = render(&found, &PolicySources::new(&files), Colours::Off);
+            let _ = render(&found, &PolicySources::new(&files), Colors::Off);
         }
     }
 }

@@ -26,7 +26,7 @@ pub use announce::OwnPod;
 pub use last_good::LastGood;
 
 use crate::kubernetes::port::ControlPlane;
-use crate::policy_file::diagnostic::text::{Colours, render};
+use crate::policy_file::diagnostic::text::{Colors, render};
 use crate::policy_file::diagnostic::{Diagnostic, Severity};
 use crate::policy_file::{self, PolicySources, SourceText};
 use crate::policy_windows::{self, TimeZones};
@@ -305,7 +305,7 @@ fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy)
 }
 
 fn load(texts: &[SourceText]) -> Result<LoadedPolicy, Problems> {
-    let describe = |diagnostics: &[Diagnostic]| render(diagnostics, &PolicySources::new(texts), Colours::Off);
+    let describe = |diagnostics: &[Diagnostic]| render(diagnostics, &PolicySources::new(texts), Colors::Off);
     match policy_file::load(texts) {
         Ok(loaded) => {
             let warnings = (!loaded.warnings.is_empty()).then(|| describe(&loaded.warnings));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  wall clock ─► TimeZones::open_at ─┬─► the same windows: nothing
-//!    twice a second                  └─► others ─► Service::set_policy   (as a reload: one step, all pods classified anew)
+//!    twice a second                  └─► others ─► Service::set_policy   (as a reload: one step, all pods reclassified)
 //! ```
 //!
 //! Which windows are open follows from the wall clock alone, at each look: a clock that is set, a machine that was suspended and a

@@ -148,7 +148,7 @@ mod tests {
                 "pod": uid, "engine": "vllm", "gpus": gpus, "state": "serving", "problem": text,
             })).collect::<Vec<_>>(),
             "models": (0..MAX_MODELS).map(|n| json!({
-                "model": format!("organisation/model-{n}"), "tier": "disk", "source": text,
+                "model": format!("organization/model-{n}"), "tier": "disk", "source": text,
             })).collect::<Vec<_>>(),
             "findings": (0..MAX_FINDINGS).map(|_| json!({
                 "kind": "drift", "pod": uid, "recorded": gpus, "actual": gpus,

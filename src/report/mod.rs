@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub struct NodeReport {
     /// The Node object's name.
     pub node: NodeName,
-    /// Drawn anew at each start of the agent.
+    /// Drawn again at each start of the agent.
     pub boot_id: String,
     /// Increases with each report of one boot.
     pub sequence: u64,

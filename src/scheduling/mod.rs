@@ -2,7 +2,7 @@
 //! logger or a random number. `now` is an argument, every order ends in a name, and no hash map is iterated, so the
 //! same snapshot, policy and request give the same answer, byte for byte.
 //!
-//! In floors: a module imports only from those above it in this list.
+//! In layers: a module imports only from those above it in this list.
 //!
 //! - [`sharing`]: containers whose copies share memory.
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.

@@ -1,4 +1,4 @@
-//! What was decided and done lately, for people who look: the latest entries, oldest first.
+//! What was decided and done recently, for people who look: the latest entries, oldest first.
 //!
 //! An entry costs one short lock. Nothing decides by it, and it is lost with the process; Events, conditions and the log are
 //! what lasts.

@@ -35,7 +35,7 @@ pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
 impl Remembered {
     pub fn of(classified: &Classifications) -> Self {
         let known = classified.iter().filter(|(traits, _)| is_remembered(traits)).take(REMEMBERED);
-        Self(known.map(|(traits, judgement)| (PodTraits::clone(traits), *judgement)).collect())
+        Self(known.map(|(traits, judgment)| (PodTraits::clone(traits), *judgment)).collect())
     }
 }
 
@@ -67,15 +67,15 @@ impl Classifier {
         if let Some(known) = in_force.known.get(traits) {
             return Classification { version, ..*known };
         }
-        let judgement = in_force.policy.classify(traits);
+        let judgment = in_force.policy.classify(traits);
         if !is_remembered(traits) {
-            return judgement;
+            return judgment;
         }
         if in_force.known.len() >= REMEMBERED {
             in_force.known.clear();
         }
-        in_force.known.insert(traits.clone(), judgement);
-        judgement
+        in_force.known.insert(traits.clone(), judgment);
+        judgment
     }
 }
 
@@ -104,8 +104,8 @@ mod tests {
         PodTraits { namespace: namespace.into(), ..PodTraits::default() }
     }
 
-    fn class_of(policy: &Policy, judgement: Classification) -> (String, u64) {
-        (policy.class(judgement.class).name.clone(), judgement.version)
+    fn class_of(policy: &Policy, judgment: Classification) -> (String, u64) {
+        (policy.class(judgment.class).name.clone(), judgment.version)
     }
 
     #[test]

@@ -99,12 +99,10 @@ impl Drop for ClusterGuard<'_> {
         }
         self.advance(self.service.now());
         self.service.metrics.ledgers_discarded.inc();
-        error!(
-            "a panic while the ledger was locked: the ledger is discarded, and the cluster is listed anew"
-        );
+        error!("a panic while the ledger was locked: the ledger is discarded, and the cluster is relisted");
         if let Tenure::Succeeding { from } = self.service.leadership.tenure() {
             let seconds = from.since(self.service.now()).0.div_ceil(1000);
-            info!(seconds, "this replica waits until nothing that was written before can land any more");
+            info!(seconds, "this replica waits until no earlier write can take effect");
         }
     }
 }
@@ -144,7 +142,7 @@ mod tests {
         }));
         assert!(result.is_err());
         assert!(!service.leadership.is_synced(), "nobody is answered from half a change");
-        assert!(terms.has_changed(), "everything is listed anew");
+        assert!(terms.has_changed(), "everything is relisted");
         assert_eq!(service.cluster().totals().nodes, 0);
         assert_eq!(service.cluster().now(), service.now());
         assert_eq!(service.metrics.ledgers_discarded.get(), 1);
@@ -180,7 +178,7 @@ mod tests {
             assert!(result.is_err());
             let is_new = service.cluster().generation() > generation;
             assert!(is_new, "what was kept of another state is not taken for this one");
-            // It holds the Lease all the time, and has listed everything anew.
+            // It holds the Lease all the time, and has listed everything again.
             service.lead_from_the_start();
             service
         };

@@ -96,7 +96,7 @@ impl Leadership {
     }
 
     /// The ledger is discarded, and with it which Bindings it had sent and were not answered. This replica acts again when nothing of that can
-    /// land any more, as the successor of another leader does, and lists the cluster anew then.
+    /// land any more, as the successor of another leader does, and lists the cluster again then.
     pub(super) fn succeed_itself(&self) {
         let mut held = self.tenure.lock();
         let landing = *self.latest_landing.get_or_init(|| WriteTimes::default().latest_landing());
@@ -195,9 +195,9 @@ impl Leadership {
     /// Why this replica does not act, as text for operators.
     pub fn reason_not_leading(&self) -> Option<&'static str> {
         match (self.is_synced(), &*self.tenure.lock()) {
-            (_, Tenure::Succeeding { .. }) => Some(
-                "this replica leads soon: it waits until nothing that was written before can land any more",
-            ),
+            (_, Tenure::Succeeding { .. }) => {
+                Some("this replica is about to lead: it waits until no earlier write can take effect")
+            }
             (true, tenure) if self.leading(tenure).is_some() => None,
             (false, _) => Some("the watches have not synced yet"),
             _ => Some("this replica does not lead: its kube-scheduler does not hold the Lease"),

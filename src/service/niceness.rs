@@ -1,4 +1,4 @@
-//! How threads step back behind those that answer kube-scheduler.
+//! Lowers the scheduling priority (niceness) of background threads below that of the threads that answer kube-scheduler.
 //!
 //! Where all cores are busy, the kernel gives a nicer thread a tenth of a core, and takes it away at once when a request comes. Where
 //! one is idle, the thread has all of it.
@@ -14,7 +14,9 @@ pub fn step_back() {
     // process is its first thread's.
     let of_process = getpriority_process(Some(getpid()));
     if let Err(error) = of_process.and_then(|niceness| setpriority_process(None, niceness + NICER)) {
-        tracing::warn!("background work may hold up the scheduler: its thread cannot step back: {error}");
+        tracing::warn!(
+            "background work may delay the scheduler: could not lower the priority of its thread: {error}"
+        );
     }
 }
 

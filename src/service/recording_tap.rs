@@ -1,7 +1,7 @@
 //! The tap of the flight recorder: what comes through the door goes into a bounded queue, in its order.
 //!
 //! It stands in [`ClusterGuard`](super::ClusterGuard), the one place where this process changes its cluster, and works under the
-//! cluster's lock. There an input costs a copy and a place in the queue; nothing is serialised, compressed or written. If the queue
+//! cluster's lock. There an input costs a copy and a place in the queue; nothing is serialized, compressed or written. If the queue
 //! is full nothing waits: the input is counted as dropped, and nothing is recorded until the recorder has taken a checkpoint, from
 //! which replay can go on. A checkpoint costs a copy of the cluster that shares what neither side changes.
 

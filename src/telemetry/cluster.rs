@@ -86,7 +86,7 @@ pub fn leading(families: &mut Families) -> IntGauge {
 }
 
 pub fn synced(families: &mut Families) -> IntGauge {
-    families.gauge("stowage_synced", "1 once the watches have synced, 0 while the API server is gone.")
+    families.gauge("stowage_synced", "1 once the watches have synced, 0 while the API server is unreachable.")
 }
 
 pub fn refused_watches(families: &mut Families) -> IntGaugeVec {

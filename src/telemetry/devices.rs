@@ -1,4 +1,4 @@
-//! Families about each node and each of its GPUs: what Stowage alone knows of it. Its temperature, power and utilisation are on
+//! Families about each node and each of its GPUs: what Stowage alone knows of it. Its temperature, power and utilization are on
 //! the page of the node's agent.
 //!
 //! At most [`MOST_PER_GPU`] series a GPU; `--gpu-metrics=false` leaves them out.

@@ -55,7 +55,7 @@ pub use usage::{UsageMetrics, UsageSample};
 pub use work_kind::WorkKind;
 
 /// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.
-pub fn wants_no_colour() -> bool {
+pub fn wants_no_color() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 

@@ -24,7 +24,7 @@ Stowage has two pages for Prometheus: `/metrics` of `stowage serve`, on the oper
   has: a decision is found by its pod, with `stowage explain`, its Events and the log.
 - A family whose labels have known values is on the page from the start, at zero. One about nodes, GPUs, classes, tenants or
   models has a series for each that there is now; what is gone leaves none behind.
-- What is not known has no series. Zero is a figure.
+- An unknown value has no series, because zero is a value.
 - Each label says what bounds its values. Names that users choose are escaped.
 - Each replica of `stowage serve` has all families. Those about the cluster agree, as far as the replicas have seen the same; take
   those of the leader (`stowage_leader == 1`), or their maximum. Counters of decisions and writes rise where they are made: sum
@@ -41,7 +41,7 @@ GPU, a quarter of a million on 5,000 nodes with 8 GPUs each.
 const AGENT: &str = "
 ## stowage agent
 
-With `--metrics-listen`. Temperature, power, utilisation, KV cache and queue of each GPU are here and not on `stowage serve`'s page:
+With `--metrics-listen`. Temperature, power, utilization, KV cache and queue of each GPU are here and not on `stowage serve`'s page:
 Prometheus scrapes them where they are measured. The names in brackets are fields of NVIDIA's DCGM exporter with the same figure.
 ";
 

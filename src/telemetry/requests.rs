@@ -107,6 +107,6 @@ pub fn placement_seconds(families: &mut Families) -> HistogramVec {
 pub fn bound_to_wake(families: &mut Families) -> IntCounter {
     families.counter(
         "stowage_bound_to_reusable_engines_total",
-        "Pods bound to GPUs on which an engine of their model slept that they may wake.",
+        "Pods bound to the GPUs of a sleeping engine of their model that they may wake.",
     )
 }

@@ -31,19 +31,19 @@ impl StartMetrics {
             ),
             expected: families.histograms(
                 "stowage_engine_start_expected_seconds",
-                "The same as it was expected when the pod was bound, by engine.",
+                "Time from binding until an engine is ready, as expected when the pod was bound, by engine.",
                 [engine()],
                 &SECONDS,
             ),
             median_error: families.sampled(
                 "stowage_engine_start_error_median_ratio",
-                "|expected - observed| / observed, the median over the latest 256 starts: as they were expected (calibrated), and as \
-                 the policy's figures alone would have it.",
+                "Median of |expected - observed| / observed over the latest 256 starts, for the expectation at bind (calibrated) and for \
+                 that of the policy's figures alone (policy).",
                 [basis()],
             ),
             high_error: families.sampled(
                 "stowage_engine_start_error_p90_ratio",
-                "The same, of which a tenth of the starts have more.",
+                "90th percentile of |expected - observed| / observed over the latest 256 starts, by basis.",
                 [basis()],
             ),
             starts: families.sampled(

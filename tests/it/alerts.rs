@@ -85,7 +85,7 @@ fn the_operators_object_has_the_same_groups() {
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::write(root().join(OBJECT), &generated).unwrap();
     }
-    assert_eq!(text(OBJECT), generated, "STOWAGE_BLESS=1 writes {OBJECT} anew");
+    assert_eq!(text(OBJECT), generated, "STOWAGE_BLESS=1 writes {OBJECT} again");
     let parse = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
     assert_eq!(parse(&generated)["spec"], parse(&rules), "indented, it says the same");
 }

@@ -257,7 +257,7 @@ fn a_file_that_is_missing_is_named_with_its_option() {
 }
 
 #[test]
-fn names_are_addresses_too_and_the_log_can_be_json_without_colour() {
+fn names_are_addresses_too_and_the_log_can_be_json_without_color() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args(["serve", "--listen", "localhost:0", "--agents", "localhost:0", "--admin", "localhost:0"])

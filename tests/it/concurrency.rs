@@ -19,7 +19,7 @@ const CLIENTS: usize = 40;
 /// Allocatable VRAM of a GPU of 80 GiB.
 const PROMISABLE: u64 = 72 << 30;
 
-const LOST_RACE: &str = "conflict: the GPU was taken meanwhile";
+const LOST_RACE: &str = "conflict: another pod took the GPU in the meantime";
 
 /// One cycle of the scheduler's for one pod. `None` if no node passed.
 fn attempt(client: &mut Client<TcpStream>, pod: &Value, nodes: &[&str]) -> Option<String> {

@@ -361,7 +361,7 @@ fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
     println!("{} pods on {} GPUs", bound.len(), tenants.len());
 }
 
-/// A text that never changes, few calls, one Event; also while VRAM comes free beside it.
+/// A text that never changes, few calls, one Event; also while VRAM becomes free beside it.
 async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane, bound: &[Pod]) {
     // On a node where the scheduler's own sum suffices, so that it asks.
     let asked_on =

@@ -111,7 +111,7 @@ fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
     assert_eq!(served.passed(&pair, &nodes), ["b"]);
     assert_eq!(refusals(&served, &pair, &["a"])["a"], "the device plugin has no GPU left on the node now");
     assert_eq!(served.passed(&asks("slice", "nvidia.com/mig-1g.10gb", 7), &nodes), ["mig"]);
-    assert_eq!(served.bind(&pair, "a"), "conflict: the GPU was taken meanwhile");
+    assert_eq!(served.bind(&pair, "a"), "conflict: another pod took the GPU in the meantime");
     served.delete(&other);
     assert_eq!(served.bind(&pair, "a"), "");
     assert!(served.is_bound_to(&pair, "a"));

@@ -13,7 +13,7 @@ use stowage::recording::entry::Entry;
 use stowage::recording::read::{Part, Reader};
 use tempfile::TempDir;
 
-/// What Stowage did beside a real kube-scheduler. The test of the control plane records it anew (`STOWAGE_BLESS`).
+/// What Stowage did beside a real kube-scheduler. The test of the control plane records it again (`STOWAGE_BLESS`).
 pub const CONTROL_PLANE_RECORDING: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/recordings/control-plane.stowrec");
 
@@ -80,7 +80,7 @@ fn the_recorded_demo_replays_to_the_byte() {
 #[test]
 fn the_recording_of_a_real_control_plane_replays_to_the_byte() {
     let said = stowage(&["replay", CONTROL_PLANE_RECORDING, "-o", "json"]);
-    assert_eq!(said.code, 0, "record it anew: see CONTRIBUTING.md. {}{}", said.out, said.err);
+    assert_eq!(said.code, 0, "record it again: see CONTRIBUTING.md. {}{}", said.out, said.err);
     let report: Value = serde_json::from_str(&said.out).unwrap();
     assert!(
         report["inputs"].as_u64().unwrap() > 100 && report["answers"].as_u64().unwrap() > 10,

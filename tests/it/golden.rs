@@ -1,7 +1,7 @@
 //! Each recorded request of the real scheduler, and small hand-written ones, against the answer that is committed for it.
 //!
 //! A golden file holds the answer to the byte: status, type, length, body, and the Binding that was written, if one
-//! was. `STOWAGE_BLESS=1` writes them anew; read what changed before you commit it.
+//! was. `STOWAGE_BLESS=1` writes them again; read what changed before you commit it.
 //!
 //! Most recorded pods ask for `nvidia.com/gpu` beside the managed resource, which Stowage refuses by design, and they
 //! count in MiB. Each is sent a second time as it was meant (`NAME.as-meant.json`): without the one and with the unit
@@ -152,7 +152,7 @@ fn compare(name: &str, actual: &str) {
     }
     let expected = std::fs::read_to_string(&path)
         .unwrap_or_else(|error| panic!("{}: {error}; STOWAGE_BLESS=1 writes it", path.display()));
-    assert_eq!(actual, expected, "{name}: not the committed answer; STOWAGE_BLESS=1 writes it anew");
+    assert_eq!(actual, expected, "{name}: not the committed answer; STOWAGE_BLESS=1 writes it again");
 }
 
 /// The cluster for filter, prioritize and bind:

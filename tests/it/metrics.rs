@@ -24,7 +24,7 @@ fn the_reference_page_is_what_the_declarations_say() {
         std::fs::write(&file, &generated).unwrap();
     }
     let committed = std::fs::read_to_string(&file).unwrap_or_default();
-    assert_eq!(committed, generated, "STOWAGE_BLESS=1 writes docs/metrics.md anew");
+    assert_eq!(committed, generated, "STOWAGE_BLESS=1 writes docs/metrics.md again");
 }
 
 fn families() -> Vec<Family> {

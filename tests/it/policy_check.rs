@@ -1,10 +1,10 @@
 //! Diagnostics of broken policies, word for word: each directory of `tests/golden/policy/broken` is a policy, and `expected.txt`
-//! in it is what a user reads. `STOWAGE_BLESS=1` writes them anew; read them then as that user would.
+//! in it is what a user reads. `STOWAGE_BLESS=1` writes them again; read them then as that user would.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use stowage::policy_file::diagnostic::text::{Colours, render};
+use stowage::policy_file::diagnostic::text::{Colors, render};
 use stowage::policy_file::{PolicySources, SourceText, load};
 
 fn broken() -> PathBuf {
@@ -32,7 +32,7 @@ fn told(directory: &Path) -> String {
         Ok(loaded) => loaded.warnings,
         Err(found) => found,
     };
-    render(&found, &PolicySources::new(&files), Colours::Off)
+    render(&found, &PolicySources::new(&files), Colors::Off)
 }
 
 #[test]

@@ -176,7 +176,7 @@ impl Drop for RunningServe {
 }
 
 fn address(line: &str) -> SocketAddr {
-    assert!(!line.contains('\u{1b}'), "colours are for terminals: {line:?}");
+    assert!(!line.contains('\u{1b}'), "colors are for terminals: {line:?}");
     line.rsplit("//").next().unwrap().trim().parse().unwrap()
 }
 

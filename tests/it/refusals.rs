@@ -1,4 +1,4 @@
-//! Answers that fit kube-scheduler's behaviour: refusals that never change, a short list, one top score, soft reservations that
+//! Answers that fit kube-scheduler's behavior: refusals that never change, a short list, one top score, soft reservations that
 //! keep two pods apart, and reservations of VRAM for a pod that waits.
 
 use crate::served::{
@@ -291,7 +291,7 @@ fn preempt_answers_one_node_and_reserves_it() {
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
     assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
     assert_eq!(served.passed(&rival, &["node-a"]), [""; 0]);
-    assert_eq!(served.bind(&rival, "node-a"), "conflict: the GPU was taken meanwhile");
+    assert_eq!(served.bind(&rival, "node-a"), "conflict: another pod took the GPU in the meantime");
     assert_eq!(preempt(&served, &urgent, &offered), json!({}));
     assert_eq!(served.passed(&urgent, &["node-b", "node-a"]), ["node-a"]);
     assert_eq!(served.bind(&urgent, "node-a"), "");

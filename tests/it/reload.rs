@@ -120,7 +120,7 @@ impl Reloading {
     }
 }
 
-/// Writes a file anew without a moment at which it is empty, which would be a policy, too. A name with a dot is not read.
+/// Writes a file again without a moment at which it is empty, which would be a policy, too. A name with a dot is not read.
 fn replace(file: &Path, text: &str) {
     let new = file.with_file_name(".new");
     fs::write(&new, text).unwrap();
@@ -227,7 +227,7 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
 fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.cluster().policy().version;
-    reloading.write(&format!("# Written anew.\n{}", one_sided("a")));
+    reloading.write(&format!("# Written again.\n{}", one_sided("a")));
     eventually("the change is dealt with", || reloading.reloads("unchanged") == 1);
     assert_eq!(reloading.served.service.cluster().policy().version, version);
     assert_eq!(reloading.told(), []);

@@ -151,7 +151,7 @@ fn b8_the_shipped_deployment_keeps_its_last_good_policy_where_a_restart_finds_it
     let mount = mount.expect("a volume at --policy-cache");
     assert!(!mount["readOnly"].as_bool().unwrap_or(false));
     let volume = items(pod, "volumes").iter().find(|volume| volume["name"] == mount["name"]).unwrap();
-    // A container that crashes finds it again; a pod that is made anew reads the ConfigMap.
+    // A container that crashes finds it again; a pod that is made again reads the ConfigMap.
     assert!(volume["emptyDir"]["sizeLimit"].is_string(), "{volume}");
 }
 

@@ -31,7 +31,7 @@ fn loaded(folder: &Path) -> Loaded {
         Ok(loaded) => &loaded.warnings,
         Err(problems) => problems,
     };
-    let text = diagnostic::text::render(problems, &texts, diagnostic::text::Colours::Off);
+    let text = diagnostic::text::render(problems, &texts, diagnostic::text::Colors::Off);
     assert!(problems.is_empty(), "{}:\n{text}", folder.display());
     loaded.unwrap()
 }

@@ -107,7 +107,7 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
     }
 }
 
-/// A condition that is not known any more would stay on its pod for ever, and an annotation would mean nothing.
+/// A condition that is not known any more would stay on its pod forever, and an annotation would mean nothing.
 #[test]
 fn every_condition_and_annotation_is_one_that_is_still_known() {
     use stowage::kubernetes::objects::{asked, written};

@@ -158,7 +158,7 @@ fn it_shows_nodes_pods_by_class_what_waits_tenants_and_decisions() {
     let classes = browser.evaluate(
         "[...document.querySelectorAll('.gpu[data-key=GPU-node-a-0] .segment')].map((one) => getComputedStyle(one).backgroundColor)",
     );
-    assert_ne!(classes[0], classes[1], "classes differ by colour");
+    assert_ne!(classes[0], classes[1], "classes differ by color");
     assert_eq!(browser.complaints(), [""; 0]);
 }
 

@@ -274,7 +274,7 @@ async fn five_hundred_megabytes_are_cut_at_eight() {
 #[tokio::test]
 async fn a_page_that_drips_ends_in_a_timeout() {
     let drip = || async {
-        // A byte of a good page at a time, for ever.
+        // A byte of a good page at a time, forever.
         let bytes = stream::unfold(page!("vllm-0.12").bytes().cycle(), |mut bytes| async move {
             tokio::time::sleep(Duration::from_millis(5)).await;
             bytes.next().map(|byte| (Ok::<_, Infallible>(vec![byte]), bytes))

@@ -109,7 +109,7 @@ impl Walk {
             match entry.map(|entry| entry.file_name().into_string()) {
                 Ok(Ok(name)) => drop(names.insert(name)),
                 Ok(Err(name)) => drop(odd.get_or_insert(name)),
-                // A folder that fails once is not tried again: some fail for ever.
+                // A folder that fails once is not tried again: some fail forever.
                 Err(error) => {
                     self.tell(ScanProblem::Unreadable { path: path.into(), error });
                     break;

@@ -130,7 +130,7 @@ enum Meaning {
     Loses,
 }
 
-/// From NVIDIA's catalogue of XID errors. Programs' own errors are those that NVIDIA's device plugin ignores, and related ones;
+/// From NVIDIA's catalog of XID errors. Programs' own errors are those that NVIDIA's device plugin ignores, and related ones;
 /// unlisted ones drain, as the plugin takes a GPU out for them.
 const XIDS: [(u64, Meaning, &str); 30] = [
     (8, Meaning::Program, "the GPU stopped processing"),
@@ -164,7 +164,7 @@ const XIDS: [(u64, Meaning, &str); 30] = [
     (137, Meaning::Program, "a program reached for another's memory over NVLink"),
     (140, Meaning::Loses, "unrecovered ECC error"),
     (141, Meaning::Program, "a program's fabric memory failed"),
-    (143, Meaning::Loses, "the GPU could not be initialised"),
+    (143, Meaning::Loses, "the GPU could not be initialized"),
     // Follows the causing error, which has its own entry.
     (154, Meaning::Note, "what is needed to recover has changed"),
 ];

@@ -51,7 +51,7 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
 }
 
 impl Session {
-    /// All GPUs, and what could not be read. An error means that NVML must be opened anew.
+    /// All GPUs, and what could not be read. An error means that NVML must be opened again.
     pub fn sample(
         &mut self,
         options: &NvmlOptions,

@@ -291,7 +291,7 @@ mod tests {
         target.take(Ok(vec![address(3), address(2)]));
         target.look(&trust, FIRST_LOOK).await;
         assert_eq!(known(&target), [address(2), address(3)]);
-        assert_eq!(target.replicas[&address(2)].state().unwrap().accepted, 1, "who stays is not asked anew");
+        assert_eq!(target.replicas[&address(2)].state().unwrap().accepted, 1, "who stays is not asked again");
         for nothing in [Ok(Vec::new()), Err(io::Error::other("no such name"))] {
             target.take(nothing);
             let problem = target.look(&trust, FIRST_LOOK).await.unwrap();

@@ -76,7 +76,7 @@ impl Trust {
         Ok(Self { path: None, text: Vec::new(), config: config(roots(Path::new(origin), text)?) })
     }
 
-    /// Reads the file again; `true` if it has changed and connections must be made anew. A file that cannot be used changes
+    /// Reads the file again; `true` if it has changed and connections must be made again. A file that cannot be used changes
     /// nothing.
     pub fn renew(&mut self) -> Result<bool, TrustError> {
         let Some(path) = &self.path else { return Ok(false) };

@@ -105,7 +105,7 @@ struct ObserveArgs {
     #[arg(long, value_name = "QUANTITY", requires = "observe", value_parser = quantity)]
     reserved: Option<Bytes>,
 
-    /// Take this for the usage of its KV cache, such as the peak of a week, in place of the moment's
+    /// The KV-cache usage to assume, such as the peak of a week, instead of the current usage
     #[arg(long, value_name = "PERCENT", requires = "observe", value_parser = percent)]
     peak_usage: Option<Percent>,
 

@@ -16,7 +16,7 @@ use crate::ids::NodeName;
 use crate::policy_watch;
 use crate::scheduling::explaining::explanation::PodVerdict;
 use crate::scheduling::explaining::{Explanation, ShownNodes};
-use crate::telemetry::wants_no_colour;
+use crate::telemetry::wants_no_color;
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use render::Paint;
@@ -115,7 +115,7 @@ impl ExplainArgs {
 
     fn print(&self, explanation: &Explanation) -> Result<ExitCode> {
         let mut out = std::io::stdout();
-        let paint = if out.is_terminal() && !wants_no_colour() { Paint::Coloured } else { Paint::Plain };
+        let paint = if out.is_terminal() && !wants_no_color() { Paint::Colored } else { Paint::Plain };
         let data = self.output.data(explanation)?;
         let text = data.unwrap_or_else(|| render::text(explanation, paint));
         // The reader of the pipe, such as `head`, has read enough.

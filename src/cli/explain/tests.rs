@@ -1,4 +1,4 @@
-//! The whole output of `stowage explain`: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what
+//! The whole output of `stowage explain`: a golden file for each situation. `STOWAGE_BLESS=1` writes them again; read what
 //! changed before you commit it.
 
 use super::render::{Paint, text};
@@ -46,7 +46,7 @@ fn check(golden: &str, world: &mut ExplainedCluster, pod: &Sketch) {
         std::fs::write(&path, &text).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it anew");
+    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it again");
     let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
     assert!(widest <= 100, "{golden} is {widest} columns wide");
 }
@@ -202,11 +202,11 @@ fn nodes_are_many_and_some_have_never_reported() {
 }
 
 #[test]
-fn colours_are_put_on_where_they_are_wanted() {
+fn colors_are_put_on_where_they_are_wanted() {
     let mut world = usual(Policy::default());
     let uid = world.wait(&pod("mistral", "20Gi"));
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
-    assert!(text(&explanation, Paint::Coloured).contains("\u{1b}[1m"));
+    assert!(text(&explanation, Paint::Colored).contains("\u{1b}[1m"));
     assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
 }
 

@@ -1,4 +1,4 @@
-//! The whole output of `stowage models`: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what changed
+//! The whole output of `stowage models`: a golden file for each situation. `STOWAGE_BLESS=1` writes them again; read what changed
 //! before you commit it.
 
 use super::table;
@@ -29,7 +29,7 @@ fn check(golden: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it anew");
+    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it again");
 }
 
 fn engine(pod: &str, name: &str, on: (&str, u32), state: EngineModelState) -> EngineReading {

@@ -24,8 +24,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 const HELP: &str = "Each KEY=VALUE of --nodes is one of gpus (of a node), gpu (its type), vram (of a GPU, where the type is not known), cpu, \
-                    memory, label (KEY=VALUE, repeatable), count (the most nodes there can be) and name. What is not said of CPU and memory is never \
-                    short.\n\n\
+                    memory, label (KEY=VALUE, repeatable), count (the most nodes there can be) and name. CPU or memory that \
+                    you leave out is unlimited.\n\n\
                     Exit codes: 0 if every pod has a place, 1 if one has none, 2 if something cannot be read or the arguments are invalid.";
 
 #[derive(Debug, Args)]

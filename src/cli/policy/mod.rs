@@ -11,9 +11,9 @@ pub use diff::policy as policy_at;
 pub use schema::{SchemaArgs, print_policy_schema};
 
 use crate::policy_file::diagnostic::Diagnostic;
-use crate::policy_file::diagnostic::text::{Colours, render};
+use crate::policy_file::diagnostic::text::{Colors, render};
 use crate::policy_file::{PolicySources, SourceText};
-use crate::telemetry::wants_no_colour;
+use crate::telemetry::wants_no_color;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -60,9 +60,9 @@ fn print_diagnostics(
     files: &[SourceText],
     to: &mut (impl Write + IsTerminal),
 ) -> Result<()> {
-    let plain = !to.is_terminal() || wants_no_colour();
-    let colours = if plain { Colours::Off } else { Colours::On };
-    write!(to, "{}", render(found, &PolicySources::new(files), colours))?;
+    let plain = !to.is_terminal() || wants_no_color();
+    let colors = if plain { Colors::Off } else { Colors::On };
+    write!(to, "{}", render(found, &PolicySources::new(files), colors))?;
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use under::UnderArgs;
 
 const EXIT_CODES: &str = "Exit codes: 0 if every answer is the recorded one, 1 if one is not, 2 if the recording cannot be read to \
-                          its end. What stands before the place where it cannot be read is replayed. With --policy or --packing: 0 \
+                          its end. Everything before the unreadable position is replayed. With --policy or --packing: 0 \
                           if the policies were compared, 1 if the policy has problems, 2 if something cannot be read.";
 
 #[derive(Debug, Args)]

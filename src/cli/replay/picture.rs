@@ -26,9 +26,9 @@ pub fn panels(compared: &PolicyComparison) -> [Panel; 3] {
 
 fn panel(title: &str, compared: &PolicyComparison, figure: impl Fn(&LoopSample) -> f64) -> Panel {
     let (unit, seconds) = unit(compared.lasted);
-    let line = |one: &LoopFigures, name: &str, colour, stands_out| {
+    let line = |one: &LoopFigures, name: &str, color, stands_out| {
         let point = |sample: &LoopSample| (sample.after.0 as f64 / 1000.0 / seconds, figure(sample));
-        PanelLine { name: name.into(), colour, stands_out, points: one.samples.iter().map(point).collect() }
+        PanelLine { name: name.into(), color, stands_out, points: one.samples.iter().map(point).collect() }
     };
     // The narrow one lies on the wide one, so that both show where they are equal.
     let lines = vec![

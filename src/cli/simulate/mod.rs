@@ -34,7 +34,7 @@ enum SimulateCommand {
     Packing(packing::PackingArgs),
     /// Idle serving GPUs harvested: jobs between the replicas of a day, with several autoscalers and victim orders
     NightPool(scenario::ScenarioArgs),
-    /// Mixed models on one pool: GPUs that a catalogue of models needs, beside one model per GPU and placement without KV caches
+    /// Mixed models on one pool: GPUs that a catalog of models needs, beside one model per GPU and placement without KV caches
     MixedModels(scenario::ScenarioArgs),
     /// Cold start is time: seconds until engines answer, beside kube-scheduler's placement
     ColdStart(scenario::ScenarioArgs),
@@ -44,9 +44,9 @@ enum SimulateCommand {
     FraudCreditChatbot(scenario::ScenarioArgs),
     /// Teams that share one pool, with guarantees and borrowing, beside a partition for each
     Teams(scenario::ScenarioArgs),
-    /// The whole service in simulated time, broken on purpose: replicas, agents, API server and clocks fail as a seed draws
+    /// Fault injection: the whole service in simulated time, with seeded faults of replicas, agents, the API server and clocks
     Faults(faults::SimulateFaultsArgs),
-    /// The core alone, by the million: sequences of decisions that a seed draws, each answer checked by an independent oracle
+    /// Randomized test of the decision core: seeded sequences of decisions, each answer checked by an independent oracle
     Decisions(decisions::SimulateDecisionsArgs),
     /// Every scenario, one after the other
     All(scenario::AllArgs),

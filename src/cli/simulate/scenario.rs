@@ -4,7 +4,7 @@
 use super::picture::{Panel, PanelLine, PictureFile};
 use super::{Seeds, progress, side_by_side};
 use crate::lab::simulate::fleet::scenarios::{
-    Figure, Judgement, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TraceFileText, VariantLine,
+    Figure, Judgment, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TraceFileText, VariantLine,
 };
 use crate::lab::simulate::preemption::report::Spread;
 use anyhow::{Context, Result, bail};
@@ -173,7 +173,7 @@ fn text(report: &ScenarioReport, is_short: bool) -> String {
     text
 }
 
-fn line(target: &Judgement) -> String {
+fn line(target: &Judgment) -> String {
     let (bound, figure) = match (target.at_least, target.at_most) {
         (Some(least), _) => ("≥", least),
         (None, most) => ("≤", most.unwrap_or_default()),
@@ -207,8 +207,8 @@ fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
     }
 }
 
-/// Colours that people with colour vision deficiency can distinguish (Okabe and Ito, 2008): Stowage first.
-const COLOURS: [&str; 6] = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#b8860b"];
+/// Colors that people with color vision deficiency can distinguish (Okabe and Ito, 2008): Stowage first.
+const COLORS: [&str; 6] = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#b8860b"];
 
 /// One panel for each kind of curve, with a line for each variant.
 fn panels(scenario: &Scenario, played: &[Played]) -> Vec<Panel> {
@@ -217,7 +217,7 @@ fn panels(scenario: &Scenario, played: &[Played]) -> Vec<Panel> {
         let first = &played[0].curves[kind];
         let line = |variant: usize| PanelLine {
             name: scenario.variants[variant].into(),
-            colour: COLOURS[variant % COLOURS.len()],
+            color: COLORS[variant % COLORS.len()],
             stands_out: variant == 0,
             points: played[variant].curves[kind].points.clone(),
         };

@@ -10,15 +10,15 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Colours {
+pub enum Colors {
     On,
     Off,
 }
 
-impl Colours {
-    fn of(self, colour: Color) -> Style {
+impl Colors {
+    fn of(self, color: Color) -> Style {
         match self {
-            Self::On => Style::new().fg(colour),
+            Self::On => Style::new().fg(color),
             Self::Off => Style::new(),
         }
     }
@@ -60,18 +60,18 @@ const HELP: [&str; 14] = [
     "Any key closes this.",
 ];
 
-pub fn draw(top: &mut Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+pub fn draw(top: &mut Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     if area.height <= ABOVE + BELOW || area.width == 0 {
         return line(buffer, area, 0, "the terminal is too small", Style::new());
     }
     let page = area.height - ABOVE - BELOW;
     top.page = page.into();
     top.offset = top.offset.clamp((top.selected + 1).saturating_sub(top.page), top.selected);
-    let (summary, style) = summary(top, colours);
+    let (summary, style) = summary(top, colors);
     line(buffer, area, 0, &summary, style);
-    views(top, area, buffer, colours);
-    table(top, Rect { y: area.y + 2, height: page + 1, ..area }, buffer, colours);
-    status(top, area, buffer, colours);
+    views(top, area, buffer, colors);
+    table(top, Rect { y: area.y + 2, height: page + 1, ..area }, buffer, colors);
+    status(top, area, buffer, colors);
     if top.is_helping {
         help(Rect { y: area.y + ABOVE, height: page, ..area }, buffer);
     }
@@ -98,28 +98,24 @@ pub fn summary_of(fleet: &Fleet) -> String {
     )
 }
 
-fn summary(top: &Top, colours: Colours) -> (String, Style) {
+fn summary(top: &Top, colors: Colors) -> (String, Style) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let seconds = top.shown.age.as_secs();
     match (&top.shown.fleet, &top.shown.problem) {
         (None, None) => (format!("asking {} …", printable(&top.server)), bold),
-        (None, Some(problem)) => (printable(problem), colours.of(Color::Red)),
+        (None, Some(problem)) => (printable(problem), colors.of(Color::Red)),
         (Some(fleet), None) if seconds < OLD_AFTER_SECONDS => (summary_of(fleet), bold),
-        (Some(fleet), None) => {
-            (format!("OLD, {seconds} s: {}", summary_of(fleet)), colours.of(Color::Yellow))
-        }
-        (Some(fleet), Some(_)) => {
-            (format!("OLD, {seconds} s: {}", summary_of(fleet)), colours.of(Color::Red))
-        }
+        (Some(fleet), None) => (format!("OLD, {seconds} s: {}", summary_of(fleet)), colors.of(Color::Yellow)),
+        (Some(fleet), Some(_)) => (format!("OLD, {seconds} s: {}", summary_of(fleet)), colors.of(Color::Red)),
     }
 }
 
-fn views(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+fn views(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let (mut x, end) = (area.x, area.right());
     for (place, view) in View::ALL.into_iter().enumerate() {
         let style = match view == top.view {
-            true => colours.of(Color::Cyan).add_modifier(Modifier::REVERSED),
-            false => colours.of(Color::Cyan),
+            true => colors.of(Color::Cyan).add_modifier(Modifier::REVERSED),
+            false => colors.of(Color::Cyan),
         };
         if x < end {
             let name = format!(" {} {} ", place + 1, view.title());
@@ -130,12 +126,12 @@ fn views(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
         let cursor = if top.is_typing { "_" } else { "" };
         let filter = format!("  /{}{cursor}  {}", printable(&top.filter), plural(top.rows().len(), "row"));
         if x < end {
-            buffer.set_stringn(x, area.y + 1, filter, (end - x).into(), colours.of(Color::Yellow));
+            buffer.set_stringn(x, area.y + 1, filter, (end - x).into(), colors.of(Color::Yellow));
         }
     }
 }
 
-fn table(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+fn table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let columns = top.view.columns();
     let first = first_width(columns, area.width);
     let bold = Style::new().add_modifier(Modifier::BOLD);
@@ -161,7 +157,7 @@ fn table(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
             buffer.set_style(Rect { y, height: 1, ..area }, Style::new().add_modifier(selected));
         }
         for ((cell, column), (x, width)) in cells.iter().zip(columns).zip(&places) {
-            let style = colours.cell(cell).add_modifier(selected);
+            let style = colors.cell(cell).add_modifier(selected);
             put(buffer, (*x, y), *width, &cell.text(), column.is_right, style);
         }
     }
@@ -196,15 +192,15 @@ fn put(buffer: &mut Buffer, at: (u16, u16), width: u16, text: &str, is_right: bo
     }
 }
 
-fn status(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+fn status(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let row = area.height - BELOW;
     if let (Some(problem), Some(_)) = (&top.shown.problem, &top.shown.fleet) {
-        return line(buffer, area, row, &printable(problem), colours.of(Color::Red));
+        return line(buffer, area, row, &printable(problem), colors.of(Color::Red));
     }
     let count = top.rows().len();
     let place = if count == 0 { 0 } else { top.selected + 1 };
     let text = format!("{place}/{count}  ? help  / filter  > sort  r reverse  q quit");
-    line(buffer, area, row, &text, colours.of(Color::DarkGray));
+    line(buffer, area, row, &text, colors.of(Color::DarkGray));
 }
 
 fn help(area: Rect, buffer: &mut Buffer) {

@@ -1,6 +1,6 @@
 //! The terminal: keys in, frames out, and the terminal as it was at the end, whatever the end is.
 
-use super::draw::{Colours, draw};
+use super::draw::{Colors, draw};
 use super::state::{Next, Top};
 use crate::scheduling::explaining::fleet::Fleet;
 use anyhow::{Context, Result};
@@ -18,10 +18,10 @@ const DRAW_EVERY: Duration = Duration::from_secs(1);
 pub type Answer = Result<Box<Fleet>, String>;
 
 /// Shows answers until the user quits or `is_over` is set.
-pub fn run(mut top: Top, answers: &Receiver<Answer>, colours: Colours, is_over: &AtomicBool) -> Result<()> {
+pub fn run(mut top: Top, answers: &Receiver<Answer>, colors: Colors, is_over: &AtomicBool) -> Result<()> {
     // It restores the terminal on a panic, too.
     let mut terminal = ratatui::try_init().context("this terminal cannot be used; --once needs none")?;
-    let shown = show(&mut top, &mut terminal, answers, colours, is_over);
+    let shown = show(&mut top, &mut terminal, answers, colors, is_over);
     ratatui::try_restore().context("the terminal could not be restored; `reset` does it")?;
     shown
 }
@@ -30,7 +30,7 @@ fn show(
     top: &mut Top,
     terminal: &mut ratatui::DefaultTerminal,
     answers: &Receiver<Answer>,
-    colours: Colours,
+    colors: Colors,
     is_over: &AtomicBool,
 ) -> Result<()> {
     let (mut answered, mut drawn) = (Instant::now(), None::<Instant>);
@@ -50,7 +50,7 @@ fn show(
         }
         if is_changed {
             top.shown.age = answered.elapsed();
-            terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), colours))?;
+            terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), colors))?;
             drawn = Some(Instant::now());
         }
         // All keys that are there, before the next frame: held down, a key shall not run on after it is let go.

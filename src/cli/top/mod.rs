@@ -15,10 +15,10 @@ use super::output::OutputArgs;
 use super::{is_of_broken_pipe, lines};
 use crate::policy_file::format;
 use crate::scheduling::explaining::fleet::Fleet;
-use crate::telemetry::wants_no_colour;
+use crate::telemetry::wants_no_color;
 use anyhow::{Result, bail};
 use clap::Args;
-use draw::{Colours, summary_of};
+use draw::{Colors, summary_of};
 use live::Answer;
 use state::Top;
 use std::io::{IsTerminal, Write};
@@ -96,12 +96,12 @@ impl TopArgs {
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
             bail!("top draws on a terminal, and this is none: --once prints the table, -o json the figures");
         }
-        let colours = if wants_no_colour() { Colours::Off } else { Colours::On };
+        let colors = if wants_no_color() { Colors::Off } else { Colors::On };
         let top = Top::new(self.server.clone(), self.view);
         let is_over = Arc::new(AtomicBool::new(false));
         end_on_signal(is_over.clone())?;
         let (sender, answers) = channel();
-        let shown = tokio::task::spawn_blocking(move || live::run(top, &answers, colours, &is_over));
+        let shown = tokio::task::spawn_blocking(move || live::run(top, &answers, colors, &is_over));
         let asking = self.ask(access, sender);
         tokio::pin!(shown, asking);
         let shown = tokio::select! {

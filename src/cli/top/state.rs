@@ -185,7 +185,7 @@ impl Top {
         self.arrange();
     }
 
-    /// Makes the rows anew. The selection keeps its place.
+    /// Makes the rows again. The selection keeps its place.
     fn arrange(&mut self) {
         let rows = self.shown.fleet.as_ref().map(|fleet| self.view.rows(fleet)).unwrap_or_default();
         self.rows = filtered(rows, &self.filter);

@@ -1,6 +1,6 @@
-//! Whole frames: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what changed before you commit it.
+//! Whole frames: a golden file for each situation. `STOWAGE_BLESS=1` writes them again; read what changed before you commit it.
 
-use super::draw::{Colours, draw};
+use super::draw::{Colors, draw};
 use super::state::{Next, Top};
 use super::table;
 use super::view::View;
@@ -144,7 +144,7 @@ fn press(top: &mut Top, keys: &str) -> Next {
 /// What is on a terminal of this size.
 fn frame(top: &mut Top, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), Colours::On)).unwrap();
+    terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), Colors::On)).unwrap();
     let buffer = terminal.backend().buffer();
     let row = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
     (0..height).map(|y| row(y).trim_end().to_owned() + "\n").collect()
@@ -157,7 +157,7 @@ fn check(golden: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it anew");
+    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it again");
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
 pub(super) fn write_metrics(extender: &Extender, ledger: &Ledger, out: &mut dyn Write) -> io::Result<()> {
     let service = &extender.service;
     let (now, metrics) = (service.now(), &service.metrics);
-    // A node that is gone would stay the oldest for ever.
+    // A node that is gone would stay the oldest forever.
     tidy(&extender.board, ledger);
     metrics.leading.set(service.leadership.is_leading().into());
     metrics.synced.set((service.leadership.is_synced() && service.contact.lost_for(now).is_none()).into());

@@ -92,7 +92,7 @@ function show(title, ...content) {
   $("drawer").scrollTop = 0;
 }
 
-// The browser gives the focus back to what opened the drawer; that may have been drawn anew meanwhile, or be gone.
+// The browser gives the focus back to what opened the drawer; that may have been drawn again meanwhile, or be gone.
 $("drawer").addEventListener("close", () => {
   if (!opener.key) return;
   const again = document.querySelector(`#${opener.room} [data-key="${CSS.escape(opener.key)}"]`);

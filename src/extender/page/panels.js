@@ -56,7 +56,7 @@ export function drawTotals(room, state) {
     ["KV cache", of.kvCount ? `${Math.floor(of.kvSum / of.kvCount)} %` : "–", of.kvCount ? `mean; highest ${of.kvMax} %` : "no engine reports it"],
     ["Queue", number(of.queue), "requests waiting"],
     ["Pending", number(state.pendingCount), "pods without a node"],
-    ["Evicted", number(evicted), "lately, an hour at most"],
+    ["Evicted", number(evicted), "recently, an hour at most"],
   ];
   draw(room, JSON.stringify(tiles), () => tiles.map(([name, value, more]) => el("div", { class: "tile" }, el("dt", {}, name), el("dd", { class: "figure" }, value), el("dd", { class: "dim" }, more))));
 }
@@ -139,7 +139,7 @@ export class Plots {
     [this.drawn, this.width] = [latest, width];
     const wall = (Date.now() - state.clock()) / 1000;
     const times = state.history.map((one) => one.at / 1000 + wall);
-    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
+    const style = getComputedStyle(document.documentElement), color = (name) => style.getPropertyValue(name).trim();
     if (!this.room.children.length) {
       // All frames before the first plot: the columns have their widths then.
       this.room.append(...PLOTS.map(([title]) => el("figure", { class: "plot" }, el("figcaption", {}, title, el("span", { class: "latest" })), el("div", { "aria-hidden": "true" }))));
@@ -148,12 +148,12 @@ export class Plots {
       const values = state.history.map(read), data = [times, ...units.map((_, n) => values.map((one) => one[n]))];
       if (!this.made[place]) {
         const frame = this.room.children[place];
-        const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+        const axis = { stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
         this.made[place] = new uPlot({
           width: frame.lastChild.clientWidth || 240, height: 104, legend: { show: false }, cursor: { show: false }, padding: [6, 18, 0, 0],
           scales: { x: { time: true, range: (_, low, high) => [high - Math.min(3600, Math.max(600, high - low)), high] }, y: { range: (_, low, high) => [0, top ?? Math.max(5, high * 1.1)] } },
           axes: [{ ...axis, space: 70, size: 22, values: "{HH}:{mm}" }, { ...axis, size: 34, space: 30, incrs: top ? undefined : WHOLE }],
-          series: [{}, ...units.map((_, n) => ({ stroke: colour(n ? "--plot-2" : "--plot-1"), width: 1.5, dash: n ? [4, 3] : undefined, fill: n || units.length > 1 ? undefined : colour("--plot-fill"), points: { show: false } }))],
+          series: [{}, ...units.map((_, n) => ({ stroke: color(n ? "--plot-2" : "--plot-1"), width: 1.5, dash: n ? [4, 3] : undefined, fill: n || units.length > 1 ? undefined : color("--plot-fill"), points: { show: false } }))],
         }, data, frame.lastChild);
       } else this.made[place].setData(data);
       const now = values.at(-1);

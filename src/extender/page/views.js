@@ -155,7 +155,7 @@ export class Heat {
     this.at = 0;
     this.canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-label": "Heat map of GPUs. Arrow keys move, Enter opens. The view Table says the same in text.", "aria-describedby": "heat-at" });
     this.readout = el("p", { id: "heat-at", class: "readout", "aria-live": "polite" }, "Move over a cell, or use the arrow keys.");
-    this.choice = el("div", { class: "choice", role: "group", "aria-label": "What the colour shows" },
+    this.choice = el("div", { class: "choice", role: "group", "aria-label": "What the color shows" },
       Object.entries(MEASURES).map(([key, [name]]) => el("button", { type: "button", data: { measure: key }, on: { click: () => { this.measure = key; this.draw(); } } }, name)));
     this.scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span", { class: "ramp" }), el("span"), el("span", { class: "swatch unknown" }), el("span", {}, "unknown"));
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
@@ -256,7 +256,7 @@ export class Heat {
   }
 }
 
-// The table: a page of rows at a time, one for each GPU. Only its rows are made anew, so that it stays where it is scrolled to.
+// The table: a page of rows at a time, one for each GPU. Only its rows are made again, so that it stays where it is scrolled to.
 const PER_PAGE = 100;
 const HEAD_CELLS = ["Node", "GPU", "Model", "Health", "Allocated", "Free", "Unaccounted", "KV cache", "Queue", "Pods"];
 

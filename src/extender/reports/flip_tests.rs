@@ -102,9 +102,9 @@ fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
             node.devices.iter().filter(|device| device.health == Health::Healthy).count()
         };
         assert_eq!(healthy(&extender), if is_taken { 2 } else { 0 });
-        let anew = report(1, 3).replace("boot\"", "boot-2\"");
+        let again = report(1, 3).replace("boot\"", "boot-2\"");
         assert_eq!(
-            take_report(&extender, &anew).accepted,
+            take_report(&extender, &again).accepted,
             1,
             "an agent that starts on the new machine counts"
         );

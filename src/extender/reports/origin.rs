@@ -1,9 +1,9 @@
-//! Which machine an agent's reports are from: the one that had the Node's name at the first of them, or, if the agent was ahead of
-//! the watch of nodes, the next one.
+//! The machine that an agent's reports belong to: the one that had the Node's name when the first report arrived or, if the agent was
+//! faster than the watch of nodes, the next one.
 //!
-//! A name is used again by a machine with other GPUs. Late reports of the machine that is gone must not bring its GPUs back, and
-//! reports of the new one must not be refused for long: without them nothing is placed there. No report says of which Node object
-//! it is, so that both follow from when reports come, and from the GPUs in the first.
+//! A machine with other GPUs may reuse a node name. Late reports of the old machine must not restore its GPUs, and reports of the new
+//! machine must not be refused for long, because without them nothing is placed there. A report does not name its Node object, so the
+//! machine is derived from the arrival times, and from the GPUs in the first report.
 
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node::NodeIdentity;

@@ -84,7 +84,7 @@ fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
     format!(
         "The pod's processes run on {} of {node}; its Binding recorded {}. Its grant is charged where it \
          was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
-         stowage.dev/visible-devices and that the node's runtime honours it, then delete the pod.",
+         stowage.dev/visible-devices and that the node's runtime honors it, then delete the pod.",
         list(actual),
         list(recorded)
     )
@@ -93,7 +93,7 @@ fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
 fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
     format!(
         "The pod's processes use {used} ({} bytes) of VRAM on {node}; it was granted {granted} ({} bytes). It takes the rest \
-         from its neighbours. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
+         from its neighbors. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
          more stowage.dev/vram.",
         used.0, granted.0
     )

@@ -25,7 +25,7 @@ pub enum ReportError {
     #[error("the report is of an earlier boot of the agent")]
     EarlierBoot,
     #[error(
-        "the Node {0} was created anew since this agent's first report, and does not show that it is the same machine; \
+        "the Node {0} was created again since this agent's first report, and does not show that it is the same machine; \
          restart the agent if it is"
     )]
     ReplacedNode(NodeName),

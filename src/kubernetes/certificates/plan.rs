@@ -38,7 +38,7 @@ pub enum SecretChange {
     AddNextCa,
     /// The next CA was found published, for so long.
     CountPublication(Duration),
-    /// It is published no more: counting begins anew when it is again.
+    /// It is published no more: counting restarts when it is again.
     ForgetPublication,
     /// The next CA signs from now on, first of all a certificate.
     Promote,

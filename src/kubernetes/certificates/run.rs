@@ -213,7 +213,7 @@ impl CertificateKeeper {
             SecretChange::Issue => info!(%secret, "made another certificate for the agents' address"),
             SecretChange::ForgetPublication => warn!(
                 config_map = %self.options.config_map,
-                "somebody has removed the next CA; it is published again, and its time counts anew"
+                "somebody has removed the next CA; it is published again, and its time counts again"
             ),
             SecretChange::DropPrevious => {
                 info!(%secret, "no certificate of an earlier CA is in use any more")

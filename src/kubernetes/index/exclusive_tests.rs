@@ -1,5 +1,5 @@
 //! Exclusivity over a restart: a pod that was granted whole GPUs keeps them, in the ledger that bound it and in one that is
-//! built anew from the pod object, under another headroom, too.
+//! built again from the pod object, under another headroom, too.
 
 use super::*;
 use crate::ids::LeaderEpoch;

@@ -1,4 +1,4 @@
-//! A Node object that is deleted and created anew under its name: what was known of the old machine is not taken for true of
+//! A Node object that is deleted and created again under its name: what was known of the old machine is not taken for true of
 //! the new one, and what was allocated on it stays charged until its pods are gone.
 
 use super::*;
@@ -144,7 +144,7 @@ fn a_pod_bound_by_index_is_on_the_new_machines_gpu_of_that_index() {
 #[test]
 fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_charged() {
     let mut bench = ReplacedNodeFixture::new(None);
-    // The same machine may have registered anew: then `index-0` would be `GPU-OLD-0`, where a pod runs.
+    // The same machine may have registered again: then `index-0` would be `GPU-OLD-0`, where a pod runs.
     bench.index.apply_node(&bench.service, &node("node-uid-2", None, true));
     assert_eq!(bench.place("next", 10), None);
     bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));

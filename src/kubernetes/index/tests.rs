@@ -1,4 +1,4 @@
-//! The index against a ledger: what comes, changes, goes, and is listed anew.
+//! The index against a ledger: what comes, changes, goes, and is relisted.
 
 mod kube_filters;
 
@@ -68,7 +68,7 @@ struct IndexFixture {
 impl IndexFixture {
     /// Node `a` with two GPUs, seen by an empty index.
     fn new() -> Self {
-        // No kubelet runs these pods: an engine among them would be starting for ever.
+        // No kubelet runs these pods: an engine among them would be starting forever.
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();

@@ -21,7 +21,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use own_lease::{LeaseCandidate, LeaseStep};
 use parking_lot::Mutex;
-use scheduler_lease::Neighbour;
+use scheduler_lease::Neighbor;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,12 +135,12 @@ pub async fn run(
             shutdown.run_until_cancelled(lead_alone(&service, &succession, from)).await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
-            let neighbour = Mutex::new(Neighbour::new(hostname, succession));
-            let tenure = |now| neighbour.lock().tenure(now);
+            let neighbor = Mutex::new(Neighbor::new(hostname, succession));
+            let tenure = |now| neighbor.lock().tenure(now);
             tokio::select! {
                 // In this order, so that a simulation is reproducible.
                 biased;
-                () = look(&client, &service, &lease, &neighbour) => {}
+                () = look(&client, &service, &lease, &neighbor) => {}
                 () = classify(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
@@ -198,17 +198,14 @@ fn set_tenure(service: &Service, tenure: Tenure) {
         Tenure::Standby => tracing::info!("this replica stops acting"),
         Tenure::Succeeding { from } => {
             let seconds = from.since(service.now()).0.div_ceil(1000);
-            tracing::info!(
-                seconds,
-                "this replica leads; it waits until nothing that was written before can land any more"
-            )
+            tracing::info!(seconds, "this replica leads; it waits until no earlier write can take effect")
         }
         Tenure::Leading { epoch, .. } => tracing::info!(%epoch, "this replica acts from now on"),
     }
 }
 
 /// Reads kube-scheduler's Lease. A plain read, not a watch: the delay of a watch is unknown.
-async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &Mutex<Neighbour>) {
+async fn look(client: &Client, service: &Service, name: &LeaseName, neighbor: &Mutex<Neighbor>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut complaint = LeaseLog::default();
     loop {
@@ -218,7 +215,7 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &
         if let Ok(lease) = looked {
             let reading = lease.as_ref().map(LeaseReading::of);
             note_holder(service, reading.as_ref());
-            neighbour.lock().see(reading, asked, service.now());
+            neighbor.lock().see(reading, asked, service.now());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -280,7 +277,7 @@ async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate:
     match limited(leases.replace(&name.name, &PostParams::default(), &release)).await {
         Ok(_) => count(service, "released"),
         Err(error) => {
-            tracing::warn!(lease = %name.name, %error, "the Lease was not given up; it runs out by itself")
+            tracing::warn!(lease = %name.name, %error, "could not release the Lease; it expires by itself")
         }
     }
 }

@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait, "whatever the wall clocks say");
         assert_eq!(b.step(Some(&held), at(114), wall(5)), LeaseStep::Wait);
         let renewed = taken(a.step(Some(&held), at(21), wall(1002)));
-        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), LeaseStep::Wait, "a renewal starts it anew");
+        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), LeaseStep::Wait, "a renewal starts it again");
         assert_eq!(b.step(Some(&renewed), at(129), wall(5)), LeaseStep::Wait);
         let stolen = taken(b.step(Some(&renewed), at(130), wall(5)));
         assert_eq!(spec(&stolen).holder_identity.as_deref(), Some("b"));

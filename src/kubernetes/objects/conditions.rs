@@ -90,7 +90,7 @@ pub fn placed_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition
 
 pub fn wakeable_condition(answer: &WakeAnswer, now: jiff::Timestamp) -> PodCondition {
     let (status, reason, message) = match answer {
-        WakeAnswer::Wakeable { request } => ("True", "RoomFree", request.to_string()),
+        WakeAnswer::Wakeable { request } => ("True", "VramAvailable", request.to_string()),
         WakeAnswer::Reclaiming => {
             ("False", "Reclaiming", "Pods that borrow its VRAM are evicted.".to_owned())
         }

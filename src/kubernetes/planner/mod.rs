@@ -1,6 +1,6 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
 //! pod is bound or the reservation ends ([`ended_reservations`]); a nominated pod's gate is lifted ([`gates`]). A pod that cannot be placed gets the reason in its condition
-//! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbours of
+//! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbors of
 //! engines under pressure ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of
 //! a group that stays
 //! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`](crate::kubernetes::retry)).
@@ -80,7 +80,7 @@ pub struct Planner {
     writes: Writes,
     pressure: PressureWatch,
     pressure_look: PressureLook,
-    /// Neighbours of engines under pressure whose eviction failed.
+    /// Neighbors of engines under pressure whose eviction failed.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
     loans: EndingLoans,

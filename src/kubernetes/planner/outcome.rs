@@ -30,7 +30,7 @@ impl Planner {
         }
     }
 
-    /// The write was not sent. What it was for may begin anew.
+    /// The write was not sent. What it was for may begin again.
     fn note_dropped(&mut self, write: &PlannerWrite, now: Moment) {
         match write {
             PlannerWrite::Status { uid, purpose: StatusPurpose::Nominate { .. }, .. } => {
@@ -80,10 +80,10 @@ impl Planner {
             StatusPurpose::ShowReservation => return self.note_shown(key, uid, written, now),
             // As long as the pod shows it, the end is written again.
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
-            StatusPurpose::EndUnknownReservation => "could not end a reservation that the pod shows and does not have",
+            StatusPurpose::EndUnknownReservation => "could not clear a stale reservation condition of the pod",
             // The pod is tried again.
             StatusPurpose::Wake => "could not requeue a pod",
-            StatusPurpose::Release => "a gated pod was not let through",
+            StatusPurpose::Release => "could not remove the scheduling gate of a pod",
             // As long as the pod shows it, the end is written again.
             StatusPurpose::AbandonReservation
             // The condition shows an eviction that did not happen; the pod keeps running.

@@ -1,6 +1,6 @@
-//! Evicts preemptible neighbours of engines under pressure.
+//! Evicts preemptible neighbors of engines under pressure.
 //!
-//! A failed eviction is retried at growing intervals; meanwhile another neighbour may be evicted.
+//! A failed eviction is retried at growing intervals; meanwhile another neighbor may be evicted.
 
 use super::Planner;
 use super::outcome::tried;
@@ -36,7 +36,7 @@ impl PressureLook {
         let Some(task) = &mut self.task else { return std::future::pending().await };
         let found = task.await;
         self.task = None;
-        found.inspect_err(|error| tracing::error!(%error, "pressure on engines was not looked for")).ok()
+        found.inspect_err(|error| tracing::error!(%error, "could not check the engines for pressure")).ok()
     }
 
     pub(super) fn is_idle(&self) -> bool {

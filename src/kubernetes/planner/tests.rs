@@ -280,7 +280,7 @@ async fn an_eviction_that_a_budget_refuses_is_retried_with_back_off() {
     bench.pass(1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.pass(120);
-    assert_eq!(bench.service.cluster().totals().reservations, 0, "and not for ever");
+    assert_eq!(bench.service.cluster().totals().reservations, 0, "and not forever");
     let written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
 }

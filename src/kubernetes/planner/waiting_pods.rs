@@ -1,5 +1,5 @@
 //! Gated pods that cannot be placed: their condition gets the reason, and their gate is lifted when they have waited long
-//! enough, or would wait for ever.
+//! enough, or would wait forever.
 
 use super::Planner;
 use super::ended_reservations::is_nominated;
@@ -127,7 +127,7 @@ impl Planner {
         gone.for_each(|uid| drop(said.remove(uid)));
     }
 
-    /// In shadow mode no pod is placed; a pod behind the gate would wait for ever.
+    /// In shadow mode no pod is placed; a pod behind the gate would wait forever.
     pub(super) fn release_all(&mut self) {
         let pending = self.service.cluster().apply(TakePending { limit: PODS_PER_RUN });
         for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {

@@ -45,7 +45,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         look_pause = LOOK_PAUSE;
         match end {
             WatchEnd::Leads => {
-                tracing::info!(what = SLICES, "listing anew: what was listed before does not count any more");
+                tracing::info!(what = SLICES, "relisting: the earlier list is no longer valid");
             }
             WatchEnd::NotServed => {
                 is_served = false;
@@ -80,7 +80,7 @@ async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
 }
 
 /// Without slices a GPU could be allocated twice: nothing is placed until they may be read. A replica that has listed them goes on
-/// with what it knows, as it does with pods and nodes, until it has to list them anew.
+/// with what it knows, as it does with pods and nodes, until it has to list them again.
 fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
     match refusal_code(error) {
         Some(404) => WatchEnd::NotServed,

@@ -3,7 +3,7 @@
 use super::chronicle::{GpuView, News, PodView};
 use super::reported::ReportedEngines;
 use crate::report::EngineState;
-use crate::telemetry::wants_no_colour;
+use crate::telemetry::wants_no_color;
 use crate::units::Bytes;
 use owo_colors::{OwoColorize, Style};
 use std::io::{IsTerminal, Write};
@@ -30,7 +30,7 @@ impl Screen {
     pub fn stdout() -> Self {
         Self {
             is_terminal: std::io::stdout().is_terminal(),
-            paints: std::io::stdout().is_terminal() && !wants_no_colour(),
+            paints: std::io::stdout().is_terminal() && !wants_no_color(),
             out: Box::new(std::io::stdout()),
             drawn: Vec::new(),
         }
@@ -40,7 +40,7 @@ impl Screen {
     pub fn stderr() -> Self {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
-            paints: std::io::stderr().is_terminal() && !wants_no_colour(),
+            paints: std::io::stderr().is_terminal() && !wants_no_color(),
             out: Box::new(std::io::stderr()),
             drawn: Vec::new(),
         }

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 /// The engine of a pod that has it sleeps, as vLLM does at level 1.
 pub const ASLEEP: &str = "demo.stowage.dev/asleep";
 
-/// The engine failed to wake and starts anew: its page says that it is awake, and it has no memory yet.
-pub const STARTS_ANEW: &str = "demo.stowage.dev/starts-anew";
+/// The engine failed to wake and starts again: its page says that it is awake, and it has no memory yet.
+pub const STARTS_ANEW: &str = "demo.stowage.dev/starts-again";
 
 /// What an engine has of each GPU while it sleeps: its CUDA context, and what it cannot give back.
 pub const KEPT: u64 = 2 << 30;

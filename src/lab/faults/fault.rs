@@ -45,7 +45,7 @@ faults! {
     CutOff "cut-off" "nothing passes between a replica and the API server for seconds"
     ClockJump "clock-jump" "a replica's wall clock jumps"
     SlowPlan "slow-plan" "a plan or a search for victims takes seconds"
-    DeadAgent "dead-agent" "a node's agent reports nothing for a while, and begins anew"
+    DeadAgent "dead-agent" "a node's agent reports nothing for a while, and restarts"
     LateAgent "late-agent" "a node's reports arrive seconds late"
     StaleAgent "stale-agent" "a node's agent repeats old figures as new ones"
     LostGpu "lost-gpu" "a GPU is missing in its node's reports, and comes back"

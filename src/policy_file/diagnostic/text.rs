@@ -6,9 +6,9 @@ use super::super::source::{FileId, PolicySources, Span};
 use super::{Diagnostic, Severity, counted, has_errors};
 use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Renderer, Snippet};
 
-/// Whether the reader is a terminal that shows colours.
+/// Whether the reader is a terminal that shows colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Colours {
+pub enum Colors {
     Off,
     On,
 }
@@ -21,11 +21,11 @@ const MOST_SHOWN: usize = 50;
 const FAR: usize = 12;
 
 /// All of them, sorted as they come, and a summary line.
-pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colours: Colours) -> String {
-    let renderer = match colours {
-        Colours::Off => Renderer::plain(),
+pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colors: Colors) -> String {
+    let renderer = match colors {
+        Colors::Off => Renderer::plain(),
         // A hyperlink would need the address of the documentation.
-        Colours::On => Renderer::styled().hyperlink(false),
+        Colors::On => Renderer::styled().hyperlink(false),
     };
     let renderer = renderer.term_width(WIDTH);
     let mut text = String::new();

@@ -27,8 +27,8 @@ fn is_label(text: &str) -> bool {
 
 fn label_help(text: &str) -> String {
     let rule = "use small letters, digits and `-` between them";
-    let mended = text.trim().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
-    if is_label(&mended) { format!("{rule}, such as {}", quoted(&mended)) } else { rule.into() }
+    let fixed = text.trim().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
+    if is_label(&fixed) { format!("{rule}, such as {}", quoted(&fixed)) } else { rule.into() }
 }
 
 /// A DNS label in which `*` stands for any text.

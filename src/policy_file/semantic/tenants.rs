@@ -212,7 +212,7 @@ fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnosti
         let told = pools.fold(diagnostic, |told, pool| {
             told.other(span(pool, &["capacity", part.field()]), "a pool's part")
         });
-        found.push(told.help("lower guarantees until they fit, or mend `capacity` if the pools have more"));
+        found.push(told.help("lower guarantees until they fit, or fix `capacity` if the pools have more"));
         return;
     }
 }

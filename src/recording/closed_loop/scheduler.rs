@@ -159,7 +159,7 @@ impl ClosedLoop<'_> {
         }
     }
 
-    /// Evicts neighbours of engines under pressure.
+    /// Evicts neighbors of engines under pressure.
     fn relieve(&mut self) {
         for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
             if self.cluster.may_order(std::slice::from_ref(&relief.uid))

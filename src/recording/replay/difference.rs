@@ -3,7 +3,7 @@
 use crate::scheduling::verbs::ClusterState;
 use serde_json::Value;
 
-/// Of a value's text: enough to recognise it.
+/// Of a value's text: enough to recognize it.
 const SHOWN: usize = 400;
 
 /// The place of the first difference, as a JSON pointer, and what either has there.

@@ -106,7 +106,7 @@ impl DesiredReplicas {
     pub fn message(&self) -> String {
         let (replicas, asked) = (self.replicas, self.asked);
         let why = match self.by {
-            Decisive::Signal(_) => "as the load asks".to_owned(),
+            Decisive::Signal(_) => "as the load requires".to_owned(),
             Decisive::Tolerance => {
                 "the load is within the tolerance of what they are meant to have".to_owned()
             }

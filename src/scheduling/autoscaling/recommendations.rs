@@ -1,4 +1,4 @@
-//! The numbers of replicas that were asked for lately: the least and the most within a window.
+//! The numbers of replicas that were asked for recently: the least and the most within a window.
 //!
 //! However often a number is added, few are kept: those of one part of the window are kept as their least and most, for as long
 //! as the latest of them counts. So a window never forgets too early.
@@ -53,7 +53,7 @@ impl Recommendations {
         }
     }
 
-    /// Begins anew: what was asked for before says nothing about what was asked for meanwhile.
+    /// Begins again: what was asked for before says nothing about what was asked for meanwhile.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -231,7 +231,7 @@ fn the_answer_names_its_numbers() {
     let desired = ModelScaling::default().decide(&rules(), &load(4, 95, 1, 20), at(0));
     assert_eq!(
         desired.message(),
-        "6: as the load asks. 4 serve, 0 start, 0 sleep. 3.80 KV caches ask for 5.43 replicas. 4 waiting requests ask for \
+        "6: as the load requires. 4 serve, 0 start, 0 sleep. 3.80 KV caches ask for 5.43 replicas. 4 waiting requests ask for \
          0.80 replicas."
     );
     let down = ScaleDown { window: Millis(0), ..ScaleDown::default() };

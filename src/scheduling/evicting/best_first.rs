@@ -108,7 +108,7 @@ pub fn find_among<R: CandidateSource>(
         let next = near.peek().map(|Reverse((cost_bound, _))| cost_bound);
         if let Some(cost_bound) = distant.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next)) {
             if !search.beats(cost_bound.floor, &cost_bound.node) {
-                // All others can only be dearer.
+                // All others can only be more expensive.
                 break;
             }
             if candidates.allowance().is_some_and(|allowance| !is_within(&cost_bound, &allowance)) {

@@ -1,8 +1,8 @@
 //! A lower bound of the cost of a victim set. Because of it, the search examines few sets.
 //!
 //! Victims must cover every shortfall (VRAM on a GPU, or of the node's sum). The fields of the cost are bounded in their order:
-//! victims that are dearer by an earlier field are ignored while cheaper ones suffice, and of those the best value is taken
-//! first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
+//! victims that cost more by an earlier field are ignored while cheaper ones suffice. Among the cheaper ones, those with the best ratio
+//! of freed VRAM to cost are taken first, and the last one fractionally (the linear relaxation of the knapsack problem, Dantzig 1957).
 
 use super::candidate::{PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;

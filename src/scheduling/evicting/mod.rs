@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 pub enum BudgetRules {
     /// A set that overdraws a budget is not allowed.
     Keep,
-    /// A set that overdraws a budget is dearer than any that overdraws less.
+    /// A set that overdraws a budget is more expensive than any that overdraws less.
     Violate,
 }
 

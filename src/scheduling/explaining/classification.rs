@@ -197,8 +197,8 @@ fn selector(selector: &NamespaceSelector) -> String {
 fn expression(matches: &Match, subject: &ExpressionPod<'_>) -> (&'static str, String, String) {
     let Some(expression) = &matches.expression else { return ("expression", String::new(), String::new()) };
     let has = match expression.holds_for(subject) {
-        Ok(true) => "it says yes".into(),
-        Ok(false) => "it says no".into(),
+        Ok(true) => "it is true".into(),
+        Ok(false) => "it is false".into(),
         Err(cause) => format!("it fails on this pod: {cause}"),
     };
     ("expression", expression.text().into(), has)

@@ -2,11 +2,11 @@
 //! each answers. For routers, autoscalers and people, and never for a decision.
 //!
 //! Times are those by which nodes are ranked: the policy's speeds, corrected by what was learned of engines that started before.
-//! Of which engine, its pod says; for a pod that is still to come, the pods that are there. Which images a new pod pulls is not
-//! known: no pull is counted.
+//! They are the times of the engine that the pod runs or, for a new pod, of the engine that the existing pods of the model run. Image
+//! pulls are not included, because the images of a new pod are unknown.
 //!
-//! It reads a copy of the ledger, so nobody waits for it, and answers a page at a time, so its size does not follow the
-//! cluster's. What an agent has not reported lately is not known, and is counted so.
+//! It reads a copy of the ledger, so no request waits for it, and returns one page at a time, so an answer does not grow with the
+//! cluster. A node without a recent report counts as unknown.
 
 use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
@@ -73,7 +73,7 @@ pub struct ModelCounts {
     pub partial: u32,
     /// Nodes that have nothing of it.
     pub absent: u32,
-    /// Nodes whose agent has not reported lately.
+    /// Nodes whose agent has not reported recently.
     pub unknown: u32,
 }
 

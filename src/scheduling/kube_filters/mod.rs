@@ -343,7 +343,7 @@ impl<'a> FilterQuery<'a> {
         let absent = || coming.iter().filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none());
         let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).map(|wants| &**wants).collect();
         let unseen = seen.len() < absent().count();
-        (seen, unseen.then_some(UnsupportedRule::UnknownNeighbour))
+        (seen, unseen.then_some(UnsupportedRule::UnknownNeighbor))
     }
 
     fn is_ruled_out(&self, machine: &FilterNode) -> bool {

@@ -1,4 +1,4 @@
-//! The view against an oracle that keeps plain lists and reads all of them anew for each verdict: after any changes, in any
+//! The view against an oracle that keeps plain lists and reads all of them again for each verdict: after any changes, in any
 //! order, both agree.
 
 use super::host_ports::HostPort;
@@ -400,7 +400,7 @@ fn the_generated_cases_reach_every_verdict() {
         "insufficient-free",
         "host-port-in-use",
         "anti-affinity-of-another-pod",
-        "unknown-neighbour",
+        "unknown-neighbor",
         "volumes",
     ] {
         assert!(counts.get(code).is_some_and(|count| *count >= 3), "{code}: {counts:?}");

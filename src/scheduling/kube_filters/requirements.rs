@@ -103,7 +103,7 @@ pub enum UnsupportedRule {
     #[error("the pod has more labels, selectors, terms and tolerations than are looked at")]
     TooManyRules,
     #[error("the API server has not shown a pod that is planned for the node")]
-    UnknownNeighbour,
+    UnknownNeighbor,
     #[error("the API server has not shown the pod yet")]
     UnknownPod,
 }
@@ -153,7 +153,7 @@ impl UnsupportedRule {
             Self::SchedulingGate => "scheduling-gate",
             Self::Unreadable => "unreadable",
             Self::TooManyRules => "too-many-rules",
-            Self::UnknownNeighbour => "unknown-neighbour",
+            Self::UnknownNeighbor => "unknown-neighbor",
             Self::UnknownPod => "unknown-pod",
         }
     }

@@ -150,9 +150,9 @@ fn a_pod_is_not_counted_ahead_of_itself() {
 }
 
 #[test]
-fn an_unknown_neighbour_makes_the_verdict_unknown() {
+fn an_unknown_neighbor_makes_the_verdict_unknown() {
     let view = view(&[machine("a")]);
-    assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unknown-neighbour");
+    assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unknown-neighbor");
 }
 
 #[test]

@@ -84,9 +84,9 @@ impl AssumeConflict {
             Self::NoLongerFits(
                 Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
             ) => "conflict: what the node's agent reports has changed",
-            Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
-            Self::VictimGone => "conflict: a victim terminated meanwhile",
-            Self::VictimProtected => "conflict: a victim is protected by now",
+            Self::NoLongerFits(_) => "conflict: another pod took the GPU in the meantime",
+            Self::VictimGone => "conflict: a victim has terminated",
+            Self::VictimProtected => "conflict: a victim is now protected",
             Self::AlreadyReserved { .. } => "conflict: the pod already has a reservation",
         }
     }

@@ -28,7 +28,7 @@ static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
 #[serde(from = "StoredEvictions", into = "StoredEvictions")]
 pub(super) struct RecentEvictions {
     /// Oldest first.
-    lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    recently: VecDeque<(Moment, NodeName, Option<TenantId>)>,
     counts: EvictionCounts,
     /// For pods that need a whole minute's evictions.
     reserved: BTreeMap<ScopeKey, ScopeReservation>,
@@ -45,20 +45,20 @@ struct ScopeReservation {
 /// What is stored of recent evictions: the counts follow from it.
 #[derive(Serialize, Deserialize)]
 struct StoredEvictions {
-    lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    recently: VecDeque<(Moment, NodeName, Option<TenantId>)>,
     reserved: Vec<(ScopeKey, ScopeReservation)>,
 }
 
 impl From<RecentEvictions> for StoredEvictions {
-    fn from(RecentEvictions { lately, reserved, .. }: RecentEvictions) -> Self {
-        Self { lately, reserved: reserved.into_iter().collect() }
+    fn from(RecentEvictions { recently, reserved, .. }: RecentEvictions) -> Self {
+        Self { recently, reserved: reserved.into_iter().collect() }
     }
 }
 
 impl From<StoredEvictions> for RecentEvictions {
     fn from(stored: StoredEvictions) -> Self {
         let mut loaded = Self { reserved: stored.reserved.into_iter().collect(), ..Self::default() };
-        stored.lately.into_iter().for_each(|(when, node, tenant)| loaded.add(when, node, tenant));
+        stored.recently.into_iter().for_each(|(when, node, tenant)| loaded.add(when, node, tenant));
         loaded
     }
 }
@@ -66,14 +66,14 @@ impl From<StoredEvictions> for RecentEvictions {
 impl RecentEvictions {
     fn add(&mut self, now: Moment, node: NodeName, tenant: Option<TenantId>) {
         self.counts.add(&node, tenant);
-        self.lately.push_back((now, node, tenant));
+        self.recently.push_back((now, node, tenant));
     }
 
     /// What is a minute old counts no longer.
     pub(super) fn forget_until(&mut self, now: Moment) {
         let since = now.before(WINDOW);
-        while self.lately.front().is_some_and(|(when, ..)| *when <= since) {
-            if let Some((_, node, tenant)) = self.lately.pop_front() {
+        while self.recently.front().is_some_and(|(when, ..)| *when <= since) {
+            if let Some((_, node, tenant)) = self.recently.pop_front() {
                 self.counts.remove(&node, tenant);
             }
         }
@@ -83,8 +83,8 @@ impl RecentEvictions {
     fn take_back(&mut self, now: Moment, node: &NodeName, tenant: Option<TenantId>) {
         let is_it =
             |(when, on, of): &(Moment, NodeName, Option<TenantId>)| (*when, on, *of) == (now, node, tenant);
-        if let Some(found) = self.lately.iter().rposition(is_it) {
-            self.lately.remove(found);
+        if let Some(found) = self.recently.iter().rposition(is_it) {
+            self.recently.remove(found);
             self.counts.remove(node, tenant);
         }
     }
@@ -96,8 +96,8 @@ impl RecentEvictions {
             after.tenant_ids().find(|id| after.tenant(*id).is_some_and(|tenant| tenant.name == *name))
         };
         // Scopes that are reserved name tenants of the old policy: they go.
-        let lately = std::mem::take(self).lately;
-        lately.into_iter().for_each(|(when, node, tenant)| self.add(when, node, of(tenant)));
+        let recently = std::mem::take(self).recently;
+        recently.into_iter().for_each(|(when, node, tenant)| self.add(when, node, of(tenant)));
     }
 }
 

@@ -34,14 +34,14 @@ impl Ledger {
         }
     }
 
-    /// How many pods of that controller were evicted lately, as far as it counts.
+    /// How many pods of that controller were evicted recently, as far as it counts.
     pub(in crate::scheduling) fn evictions_of(&self, owner: &OwnerUid) -> u64 {
         if !self.owner_evictions.count.contains_key(owner) {
             return 0;
         }
         let since = self.now.before(self.policy.preemption.costs.again_within);
-        let lately = self.owner_evictions.when.iter().rev().take_while(|(when, _)| *when > since);
-        lately.filter(|(_, of)| of == owner).count() as u64
+        let recently = self.owner_evictions.when.iter().rev().take_while(|(when, _)| *when > since);
+        recently.filter(|(_, of)| of == owner).count() as u64
     }
 
     fn forget_old_evictions(&mut self) {

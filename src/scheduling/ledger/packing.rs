@@ -40,7 +40,7 @@ impl PackingState {
 }
 
 impl Ledger {
-    /// The demand seen lately.
+    /// The demand seen recently.
     pub fn demand_history(&self) -> &Arc<DemandHistory> {
         &self.packing.history
     }
@@ -55,7 +55,7 @@ impl Ledger {
         self.is_packing_model_due().then(|| self.all_demand())
     }
 
-    /// The demand seen lately, with the pods that were refused and still wait.
+    /// The demand seen recently, with the pods that were refused and still wait.
     fn all_demand(&self) -> DemandHistory {
         let refused = self.waiting_pods.refused().filter_map(|uid| self.pod_states.get(uid));
         let refused =
@@ -64,7 +64,7 @@ impl Ledger {
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
 
-    /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
+    /// Whether the policy packs by a learned model, and enough pods have come to learn it again.
     fn is_packing_model_due(&self) -> bool {
         self.is_packing_learned() && self.packing.history.is_due(self.packing.model.learned_at())
     }

@@ -13,7 +13,7 @@ use crate::scheduling::vocabulary::node::Node;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// If more nodes have changed, a snapshot is made anew: to put one node after the other in its place would take longer.
+/// If more nodes have changed, a snapshot is made again: to put one node after the other in its place would take longer.
 const MOST_CHANGED: usize = 512;
 
 #[derive(Debug, Clone, Default)]

@@ -1,6 +1,6 @@
 //! Another policy for the same pods and nodes.
 //!
-//! To classify a million pods anew, and to add up all nodes, takes seconds, and no request should wait for it. So it is done beside
+//! To classify a million pods again, and to add up all nodes, takes seconds, and no request should wait for it. So it is done beside
 //! the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::take_policy`] puts the result in place in one step.
 //! What has changed since the copy was made shows by what both do not share, and only that is done under the lock; so that it is
 //! little, [`PreparedPolicy::caught_up`] does most of it beside the lock, too. Every decision is made by one policy or by the other,
@@ -124,7 +124,7 @@ impl Ledger {
         self.take_policy(PreparedPolicy::new(self.scratch(), policy))
     }
 
-    /// The same of a policy that is prepared. If its preparation is out of date, it is prepared anew.
+    /// The same of a policy that is prepared. If its preparation is out of date, it is prepared again.
     pub(in crate::scheduling) fn take_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         if !prepared.is_current(self) {
             return self.set_policy(Policy::clone(&prepared.changed.policy));

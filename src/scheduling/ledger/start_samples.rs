@@ -1,6 +1,6 @@
 //! Observed starts of one kind, and the factors that fit them.
 //!
-//! A start takes `transfer × a + init × b`: both parts by the policy's speeds, `a` and `b` to be found. The fit minimises relative
+//! A start takes `transfer × a + init × b`: both parts by the policy's speeds, `a` and `b` to be found. The fit minimizes relative
 //! errors, counts outliers less, and begins with one factor for both: all engines of one size, say, do not tell `a` from `b`.
 
 use crate::scheduling::vocabulary::start_time::{StartFactors, TimeFactor};

@@ -1,8 +1,8 @@
 //! How long engines take to start: what was expected of each that was bound, what was observed, and what follows for the next.
 //!
 //! A start is expected when a pod is assumed, or when a watch shows a pod that waited on its node, so that a standby learns what
-//! the leader learns. It ends when the watch shows the pod ready. A pod whose container was restarted, that has no probe to say
-//! when it is ready, or whose readiness came while no watch looked, teaches nothing.
+//! the leader learns. It ends when the watch shows the pod ready. Starts are not
+//! observed of a pod whose container was restarted, that has no readiness or startup probe, or that became ready while no watch ran.
 //!
 //! What was learned is bounded and kept in memory alone. It changes when starts end, in [`Ledger::observe_start`].
 
@@ -128,7 +128,7 @@ impl StartTimes {
             Arc::make_mut(&mut self.model).set_factors(kind, gpu.as_ref(), None);
         }
         let known = self.model.cluster_factors(kind, gpu);
-        // Scores of this engine's pods are computed anew for each change: small ones wait until they add up.
+        // Scores of this engine's pods are computed again for each change: small ones wait until they add up.
         if let Some(fitted) = fitted.filter(|fitted| known.is_none_or(|known| known.is_far_from(fitted))) {
             Arc::make_mut(&mut self.model).set_factors(kind, gpu, Some(fitted));
         }

@@ -20,7 +20,7 @@ use crate::units::{Bytes, Millis, Percent};
 
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let demand = demand_of(gib << 30, 1, sharing, priority);
-    // What an engine's start does to its neighbours has tests of its own.
+    // What an engine's start does to its neighbors has tests of its own.
     Demand { terms: ClassTerms { engine: false, ..demand.terms }, ..demand }
 }
 
@@ -87,7 +87,7 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
     ledger.assume(&uid("b"), &node("n")).unwrap();
     let lost = ledger.assume(&uid("c"), &node("n")).unwrap_err();
     assert_eq!(lost.code(), "insufficient-vram");
-    assert_eq!(lost.phrase(), "conflict: the GPU was taken meanwhile");
+    assert_eq!(lost.phrase(), "conflict: another pod took the GPU in the meantime");
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub enum Misfit {
     )]
     TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
     #[error(
-        "the node's agent has not reported lately, and the policy refuses such nodes (telemetry.expired); is the agent running?"
+        "the node's agent has not reported recently, and the policy refuses such nodes (telemetry.expired); is the agent running?"
     )]
     NoFreshReport,
     #[error(

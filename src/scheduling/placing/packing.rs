@@ -96,12 +96,12 @@ impl<'a> NodeEvaluation<'a> {
 
     /// The packing cost if the demand gets these GPUs.
     pub fn packing_cost(&self, chosen: GpuSet) -> PackingCost {
-        fn anew(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
+        fn again(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
             packing.cost(&packing.base(demand), demand, chosen)
         }
         match &self.packing {
-            NodePacking::BestFit(packing) => anew(packing, self.demand, chosen),
-            NodePacking::Learned(packing) => anew(packing, self.demand, chosen),
+            NodePacking::BestFit(packing) => again(packing, self.demand, chosen),
+            NodePacking::Learned(packing) => again(packing, self.demand, chosen),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The score cache: for each demand seen lately, the result of fit and score on every node when it was last examined.
+//! The score cache: for each demand seen recently, the result of fit and score on every node when it was last examined.
 //!
 //! Replicas ask for the same, and between two of them one node has changed. A result follows from the node, the demand, the
 //! policy and the packing model; it is remembered with the generations of those and looked up by them, so it cannot be stale,

@@ -1,7 +1,7 @@
 //! An immutable view of the cluster. A decision reads one snapshot from beginning to end, so it never sees half a change.
 //!
 //! Snapshots are shared. The ledger changes the latest one in place while it has no reader. Otherwise it changes a copy, which shares
-//! all but the changed nodes and their nearest neighbours; so a change of one node costs little, and so does a node that comes or
+//! all but the changed nodes and their nearest neighbors; so a change of one node costs little, and so does a node that comes or
 //! goes.
 
 use super::learned::{NodeSummary, PackingModel};

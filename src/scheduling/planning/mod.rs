@@ -101,7 +101,7 @@ pub enum WaitReason {
     NoGpuRequested,
     #[error("the pod's request is invalid; the answer to its filter request says why")]
     InvalidRequest,
-    #[error("no node matches the pod's constraints, whatever is free there")]
+    #[error("no node matches the pod's constraints, regardless of free VRAM")]
     NoNode,
     #[error("{} the pod's constraints, and none has enough free GPUs; on one of them {nearest}", plural_match(*nodes))]
     InsufficientVram { nodes: u32, nearest: Misfit },

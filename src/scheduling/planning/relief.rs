@@ -1,4 +1,4 @@
-//! Relief of engines under pressure: which of their neighbours to evict, without a pending pod.
+//! Relief of engines under pressure: which of their neighbors to evict, without a pending pod.
 //!
 //! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, or whose queue grows, gets
 //! relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
@@ -108,7 +108,7 @@ fn engine_on(ledger: &Ledger, there: &[PodUid]) -> Option<PodUid> {
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
-/// The cheapest evictable neighbour of the most important engine on a GPU.
+/// The cheapest evictable neighbor of the most important engine on a GPU.
 fn relieve(
     ledger: &Ledger,
     node: &NodeName,

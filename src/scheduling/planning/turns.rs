@@ -2,7 +2,7 @@
 //! borrows least come first, by what the run has placed so far.
 //!
 //! A pod that finds no place takes its tenant no turn: the tenant's next one is looked at. Otherwise a tenant whose pods ask for
-//! several GPUs would wait with all of them while another takes every single GPU that comes free.
+//! several GPUs would wait with all of them while another takes every single GPU that becomes free.
 
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{Ledger, PendingPod};

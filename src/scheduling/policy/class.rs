@@ -234,7 +234,7 @@ impl Unmet {
     /// In a person's words.
     pub fn describe(self) -> &'static str {
         match self {
-            Self::Sharing => "its `sharing` is another",
+            Self::Sharing => "the pod's sharing mode is not its `sharing`",
             Self::Priority => "the pod's priority is not in its `priority`",
             Self::PriorityClass => "the pod's PriorityClass is not among its `priorityClasses`",
             Self::Namespace => "the pod's namespace is not among its `namespaces`",
@@ -242,7 +242,7 @@ impl Unmet {
             Self::Labels => "the pod lacks one of its `labels`",
             Self::LabelExpressions => "the pod's labels do not meet its `matchExpressions`",
             Self::Resources => "the pod asks for none of its `resources`",
-            Self::Expression => "its `expression` says no",
+            Self::Expression => "its `expression` is false for the pod",
             Self::ExpressionFailed => {
                 "its `expression` fails on this pod, as when a label it reads is not there"
             }

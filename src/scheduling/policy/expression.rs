@@ -1,8 +1,8 @@
 //! A condition in CEL over one variable, `pod`: checked and compiled once, so that classifying a pod only evaluates it.
 //!
-//! CEL ends always, but an expression with loops inside loops may take as long as it likes and make texts as large as it
-//! likes. What an expression costs at worst, in steps and in bytes, is added up before it is accepted ([`check`], [`cost`]);
-//! the sum holds for every pod within the bounds of [`cost`], and on any other pod an expression fails. An expression that
+//! A CEL expression always terminates, but nested loops can take arbitrarily long and build arbitrarily large strings. Its worst-case
+//! cost, in steps and in bytes, is computed before the expression is accepted ([`check`], [`cost`]). That cost holds for every pod
+//! within the bounds of [`cost`]; on any other pod the expression fails. An expression that
 //! fails on a pod does not match it.
 
 mod check;
@@ -113,7 +113,7 @@ impl Expression {
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
         match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
             Ok(Value::Bool(holds)) => Ok(holds),
-            Ok(other) => Err(format!("it gives {:?}, not true or false", other.type_of())),
+            Ok(other) => Err(format!("it gives {:?}, not a boolean", other.type_of())),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -312,9 +312,9 @@ mod tests {
         assert_eq!(refused("labels['team'] == 'x'").2, "write pod.labels");
         assert_eq!(refused("namespace == 'x'").2, "write pod.namespace");
         assert_eq!(refused("pod.model.matches('a+')").1, "there is no function \"matches\" here");
-        assert_eq!(refused("true").1, "it says the same of every pod");
-        assert_eq!(refused("pod.gpus + 1").1, "it gives no true or false");
-        assert_eq!(refused("pod.gpus").1, "it gives no true or false");
+        assert_eq!(refused("true").1, "it has the same result for every pod");
+        assert_eq!(refused("pod.gpus + 1").1, "it does not evaluate to a boolean");
+        assert_eq!(refused("pod.gpus").1, "it does not evaluate to a boolean");
         assert!(refused("pod.gpus >").1.starts_with("this is not CEL"));
         assert!(refused("").1.starts_with("this is not CEL"));
     }
@@ -323,26 +323,20 @@ mod tests {
     fn what_fails_on_every_pod_is_refused() {
         let message = |text: &str| Expression::compile(text).expect_err(text).message;
         for (text, describe) in [
-            ("pod.vram > '40Gi'", "it compares a whole number with a text, which is never met"),
-            ("pod.labels['rank'] == 5", "it compares a text with a whole number, which is never met"),
-            ("pod.labels.rank >= 5", "it compares a text with a whole number, which is never met"),
-            ("pod.exclusive == 'true'", "it compares true or false with a text, which is never met"),
+            ("pod.vram > '40Gi'", "it compares an int with a string, which is never met"),
+            ("pod.labels['rank'] == 5", "it compares a string with an int, which is never met"),
+            ("pod.labels.rank >= 5", "it compares a string with an int, which is never met"),
+            ("pod.exclusive == 'true'", "it compares a boolean with a string, which is never met"),
             ("pod.gpus > 1 && pod.resources == 'x'", "it compares a list with a text, which is never met"),
-            (
-                "pod.vram > 1.5 * 1024",
-                "it computes with a number with a fraction and a whole number, which always fails",
-            ),
-            (
-                "pod.model + pod.gpus == 'a1'",
-                "it computes with a text and a whole number, which always fails",
-            ),
-            ("pod.gpus && pod.exclusive", "it takes a whole number for true or false"),
-            ("!pod.model", "it takes a text for true or false"),
-            ("'llama' in pod.model", "it looks into a text"),
-            ("pod.gpus > 1 ? 'a' : 'b'", "it gives no true or false"),
+            ("pod.vram > 1.5 * 1024", "it computes with a double and an int, which always fails"),
+            ("pod.model + pod.gpus == 'a1'", "it computes with a string and an int, which always fails"),
+            ("pod.gpus && pod.exclusive", "it takes an int for a boolean"),
+            ("!pod.model", "it takes a string for a boolean"),
+            ("'llama' in pod.model", "it looks into a string"),
+            ("pod.gpus > 1 ? 'a' : 'b'", "it does not evaluate to a boolean"),
             ("pod['namespac'] == 'a'", "a pod has no \"namespac\" here"),
-            ("1 % 2 == 1", "it says the same of every pod"),
-            ("true || false", "it says the same of every pod"),
+            ("1 % 2 == 1", "it has the same result for every pod"),
+            ("true || false", "it has the same result for every pod"),
         ] {
             assert_eq!(message(text), describe, "{text}");
         }

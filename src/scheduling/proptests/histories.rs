@@ -53,10 +53,10 @@ proptest! {
             let failed = node_name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             // A snapshot made of the nodes alone has no summaries.
-            let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().iter().cloned().collect())
+            let again = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().iter().cloned().collect())
                 .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             for demand in &demands {
-                let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
+                let fresh = shortlist(&again, demand, names.into_iter(), attempt);
                 // All nodes are remembered; a request about three would remember none.
                 score_cache.best(&snapshot, demand, &policy);
                 prop_assert_eq!(score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}: {:?}", step, demand);

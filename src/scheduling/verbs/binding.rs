@@ -16,7 +16,7 @@
 //! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as soon
 //! as the pod is not assumed with this placement any more.
 //!
-//! No allocation stays assumed for ever: the request that made it settles it while it runs, and its placement's loop from then on. A
+//! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on. A
 //! pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
 
 use super::{Change, Cluster};

@@ -51,7 +51,7 @@ impl From<PreparedPolicy> for PolicySet {
     }
 }
 
-/// What free VRAM is worth was learned anew from the demand history.
+/// What free VRAM is worth was learned again from the demand history.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PackingModelLearned(pub PackingModel);
 

@@ -252,8 +252,8 @@ impl Demand {
     }
 
     /// What another policy makes of it.
-    pub fn take(&mut self, judgement: Classification) {
-        let Classification { class, terms, tenant, version } = judgement;
+    pub fn take(&mut self, judgment: Classification) {
+        let Classification { class, terms, tenant, version } = judgment;
         (self.class, self.terms, self.tenant, self.classified_by) = (class, terms, tenant, version);
     }
 

@@ -45,7 +45,7 @@ pub enum UnreadableRule {
     Values { key: String, operator: String, count: usize, expected: &'static str },
     #[error("{key} is compared with {value:?}; Gt and Lt take a whole number")]
     Number { key: String, value: String },
-    #[error("a node's {key} cannot be asked for so; matchFields takes metadata.name with In or NotIn")]
+    #[error("matchFields does not support {key}; it takes metadata.name with In or NotIn")]
     Field { key: String },
 }
 

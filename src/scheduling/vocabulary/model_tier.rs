@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn every_model_of_a_long_list_is_found_and_no_other() {
-        let model = |n: usize| ModelId::parse(&format!("organisation/model-{n}")).unwrap();
+        let model = |n: usize| ModelId::parse(&format!("organization/model-{n}")).unwrap();
         let held =
             (0..100).map(|n| NodeModel { model: model(n), tier: ModelTier::Disk, bytes: Bytes(n as u64) });
         let holdings: NodeModelSet = held.collect();

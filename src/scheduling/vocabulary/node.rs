@@ -30,7 +30,7 @@ pub enum NodeKind {
 }
 
 /// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
-/// same one that has registered anew.
+/// same one that has registered again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeIdentity {
     /// The Node object's UID.

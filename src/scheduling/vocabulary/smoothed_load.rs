@@ -1,6 +1,6 @@
 //! How busy the engines on a GPU are, smoothed: what decisions count of a series of readings.
 //!
-//! A KV cache goes up and down by some per cent from second to second, and a decision that followed each of them would be made anew
+//! A KV cache goes up and down by some per cent from second to second, and a decision that followed each of them would be made again
 //! every second. Three rules take the noise out:
 //!
 //! - An average over the policy's time constant, corrected by its trend: an average of a cache that fills lags behind it.
@@ -65,7 +65,7 @@ impl SmoothedLoad {
         }
     }
 
-    /// Takes in the next reading. What a reading does not say is unknown at once, and begins anew when it is said again. What is
+    /// Takes in the next reading. What a reading does not say is unknown at once, and restarts when it is said again. What is
     /// beyond the limits of any of these classes counts so.
     pub fn add(
         &mut self,

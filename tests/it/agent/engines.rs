@@ -52,7 +52,7 @@ fn the_fullest_rank_and_the_summed_queues_of_an_engine_reach_the_ledger() {
     let full = EngineLoad::of(Percent::new(64), Some(3));
     eventually("the ledger has it", || measured(&extender, "GPU-a").unwrap().engine_load == full);
     engine.shows(VLLM_ASLEEP);
-    eventually("asleep it is no neighbour", || {
+    eventually("asleep it is no neighbor", || {
         measured(&extender, "GPU-a").unwrap().engine_load == EngineLoad::NONE
     });
 }

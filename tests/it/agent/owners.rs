@@ -44,7 +44,7 @@ fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventRe
     reported_until(extender, "it is found", is_repeated);
     eventually("its pod is told", || !extender.events().is_empty());
     let counted = || extender.metric(&format!("stowage_agent_findings_total{{kind=\"{kind}\"}}"));
-    // A report without its GPUs finds nothing; the next one that finds it has found it anew.
+    // A report without its GPUs finds nothing; the next one that finds it has found it again.
     let without_gpus = || extender.metric("stowage_agent_missing_parts_total{part=\"gpus\"}");
     let (counted, without_gpus) = (counted(), without_gpus());
     assert!((1..=1 + without_gpus).contains(&counted), "{counted} times, {without_gpus} without GPUs");

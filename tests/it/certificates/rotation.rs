@@ -144,7 +144,7 @@ struct Tally {
     lost: Vec<String>,
 }
 
-/// Reports every second until the end. Every other agent connects anew each time, as one that restarts: a connection once made
+/// Reports every second until the end. Every other agent connects again each time, as one that restarts: a connection once made
 /// needs no certificate any more.
 async fn agent(number: usize, replicas: Vec<Destination>, ca: PathBuf, end: CancellationToken) -> Tally {
     let new = || Publisher::new(replicas.clone(), None, Some(ca.clone())).unwrap().with_patience(PATIENCE);

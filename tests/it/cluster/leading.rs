@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
+fn neighbors_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
     let renewed = jiff::Timestamp::from_second(renewed).unwrap();
     json!({ "spec": {
         "holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": format!("{renewed:.6}"),
@@ -13,7 +13,7 @@ fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
 async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_or_expires() {
     let server = server_with_nodes(&["a"]).await;
     let path = "leases/kube-system/kube-scheduler";
-    let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 12);
+    let mut lease = neighbors_lease("stowage-0_1b2c", 1000, 12);
     lease["metadata"] = json!({ "name": "kube-scheduler" });
     server.create("leases/kube-system", lease).unwrap();
     let name = LeaseName::of_kube_scheduler();
@@ -28,16 +28,16 @@ async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_o
     let mut renewed = 1002;
     eventually("the gate opens once nothing of another leader can land", || {
         renewed += 1;
-        server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed, 12)).unwrap();
+        server.patch(path, &neighbors_lease("stowage-0_1b2c", renewed, 12)).unwrap();
         leadership.is_open() && leading() == 1
     })
     .await;
     // Without renewals it does not stay open for long.
     eventually("the gate shuts without renewals", || !leadership.is_open()).await;
 
-    server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed + 1, 15)).unwrap();
+    server.patch(path, &neighbors_lease("stowage-0_1b2c", renewed + 1, 15)).unwrap();
     eventually("the gate opens again", || leadership.is_open()).await;
-    server.patch(path, &neighbours_lease("stowage-1_77", renewed + 2, 15)).unwrap();
+    server.patch(path, &neighbors_lease("stowage-1_77", renewed + 2, 15)).unwrap();
     eventually("the gate shuts for another holder", || !leadership.is_open()).await;
     assert_eq!(leading(), 0);
     replica.stop().await;

@@ -302,7 +302,7 @@ async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
         let refused = cluster.status_by(stowage, "minded", status.clone()).await.unwrap_err();
         assert!(refused.contains(reason), "{status}: {refused}");
     }
-    // Its neighbour's, with the same identity.
+    // Its neighbor's, with the same identity.
     for allowed in
         [condition("PodScheduled"), condition("DisruptionTarget"), json!({ "nominatedNodeName": "n" })]
     {

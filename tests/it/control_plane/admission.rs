@@ -12,7 +12,7 @@ use stowage::kubernetes::port::WriteTimes;
 
 const NOT_BY_HAND: &str = "NVIDIA_VISIBLE_DEVICES";
 const ONLY_STOWAGE: &str = "only Stowage writes";
-const ONLY_VRAM: &str = "of a node Stowage writes";
+const ONLY_VRAM: &str = "Stowage may write only the amount of stowage.dev/vram";
 
 async fn installed() -> Option<RealControlPlane> {
     let world = RealControlPlane::start().await?;
@@ -288,9 +288,9 @@ async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
     let taint = json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } });
     eventually("the policy is in force", async || {
         // A write that changes nothing is allowed, and one before the policy is in force may have changed it.
-        let mut anew = taint.clone();
-        anew["status"]["conditions"][0]["message"] = jiff::Timestamp::now().to_string().into();
-        write(&stowage, anew).await.is_err_and(|said| said.contains(ONLY_VRAM)).then_some(())
+        let mut again = taint.clone();
+        again["status"]["conditions"][0]["message"] = jiff::Timestamp::now().to_string().into();
+        write(&stowage, again).await.is_err_and(|said| said.contains(ONLY_VRAM)).then_some(())
     })
     .await;
     for status in [

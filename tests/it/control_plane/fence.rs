@@ -136,7 +136,7 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
     eventually("without it there is no fence", async || fenced.bind_as("none/0/nonce").await.ok()).await;
     fenced.condition(beside).await.unwrap();
     let third = fenced.lease(4).await;
-    eventually("the Lease made anew is another", async || fenced.bind_as(&second).await.err()).await;
+    eventually("the Lease made again is another", async || fenced.bind_as(&second).await.err()).await;
     refused(fenced.bind_as(&second).await, PASSED_ON);
     fenced.bind_as(&third).await.unwrap();
 }

@@ -37,7 +37,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     eventually("the gate opens", async || (try_to_bind(world.ports).await? == 200).then_some(())).await;
     submit(&world.client, &[pod("first", 20, &json!({}), "stowage-serving")]).await;
     all_bound(&mut world, 1).await;
-    // Its neighbour does not lead.
+    // Its neighbor does not lead.
     eventually("the other replica refuses", async || {
         let status = try_to_bind(standby).await?;
         assert_eq!(status, 503);

@@ -175,7 +175,7 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
         "{nominations} and {wakes}: a few are touched at most"
     );
     println!(
-        "{REFUSED} refused by {} filter calls; room for one came free: bound {took:.1?} later, after {} more calls",
+        "{REFUSED} refused by {} filter calls; room for one became free: bound {took:.1?} later, after {} more calls",
         before - 32,
         calls(&world, "filter").await - before
     );

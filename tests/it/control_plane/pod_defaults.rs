@@ -113,7 +113,7 @@ fn is_committed(name: &str, actual: &str) {
     }
     let expected = std::fs::read_to_string(&file)
         .unwrap_or_else(|error| panic!("{}: {error}; STOWAGE_BLESS=1 writes it", file.display()));
-    assert_eq!(actual, expected, "{name}: not what is committed; STOWAGE_BLESS=1 writes it anew");
+    assert_eq!(actual, expected, "{name}: not what is committed; STOWAGE_BLESS=1 writes it again");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! What Stowage writes on a real API server, as a version of it leaves it behind: one story in which it writes everything, and the
 //! objects that show it, in `tests/fixtures/VERSION`. A later version reads them ([`crate::upgrade`]).
 //!
-//! `STOWAGE_BLESS=1` records them anew. Without it, what is written now is compared with what is recorded.
+//! `STOWAGE_BLESS=1` records them again. Without it, what is written now is compared with what is recorded.
 
 mod normal;
 mod versions;
@@ -58,7 +58,7 @@ async fn what_stowage_writes_is_what_is_recorded() {
     the_other_conditions(&world, &mut recording).await;
     what_is_not_on_pods(&world, &mut recording).await;
     world.check();
-    compare_or_bless(normal::normalised(recording));
+    compare_or_bless(normal::normalized(recording));
 }
 
 /// For this node only.
@@ -101,7 +101,7 @@ async fn a_pod_is_evicted_for_another(
     let victim = pod("victim", 55, &json!({ termination::TAKES: "4000" }), "stowage-opportunistic");
     let serving = |name, gib| on(pod(name, gib, &json!({}), "stowage-serving"), "node-d");
     // One after the other, so that each run has them on the same GPUs.
-    for pod in [serving("neighbour", 60), on(victim, "node-d")] {
+    for pod in [serving("neighbor", 60), on(victim, "node-d")] {
         submit(&world.client, std::slice::from_ref(&pod)).await;
         versions.first("is bound", name_of(&pod), is_bound).await;
     }
@@ -210,7 +210,7 @@ fn compare_or_bless(recording: Recording) {
     }
     let recorded = upgrade::recorded(VERSION);
     let names = |objects: &Recording| objects.keys().cloned().collect::<BTreeSet<_>>();
-    assert_eq!(names(&recording), names(&recorded), "STOWAGE_BLESS=1 records them anew");
+    assert_eq!(names(&recording), names(&recorded), "STOWAGE_BLESS=1 records them again");
     for (name, object) in &recording {
         assert_eq!(
             normal::written(object),

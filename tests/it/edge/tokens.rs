@@ -43,7 +43,7 @@ fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
         let body = report("node-a", "evil", 1, 1).to_string();
         let mut connected = client.take().unwrap_or_else(|| source.client(guarded.served.agents));
         let answer = connected.try_post_with("/v1/reports", &line, body.as_bytes());
-        // A connection that was closed is opened anew, and its token counts as shown.
+        // A connection that was closed is opened again, and its token counts as shown.
         if let Ok(answer) = answer {
             assert_ne!(answer.status, 200, "a made-up token was let in");
             client = Some(connected);

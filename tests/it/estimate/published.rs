@@ -1,5 +1,5 @@
 //! Every published figure in `tests/fixtures/estimate/published.json`, with its source, against the estimate; and the tables of
-//! `docs/estimate.md`, which are made of both. `STOWAGE_BLESS=1` writes them anew.
+//! `docs/estimate.md`, which are made of both. `STOWAGE_BLESS=1` writes them again.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -264,7 +264,7 @@ fn the_page_shows_every_published_figure_beside_the_estimate() {
         std::fs::write(&file, &generated).unwrap();
     }
     let committed = std::fs::read_to_string(&file).unwrap();
-    assert!(committed == generated, "STOWAGE_BLESS=1 writes the tables of docs/estimate.md anew");
+    assert!(committed == generated, "STOWAGE_BLESS=1 writes the tables of docs/estimate.md again");
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     let digests = SIDES.map(|side| digest_of(&one_sided(side)));
     let (progress, next) = (ReloadProgress::default(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        // A failed assertion here must not let the clients run for ever.
+        // A failed assertion here must not let the clients run forever.
         let _over = Over(&progress);
         for _ in 0..CLIENTS {
             scope.spawn(|| schedule(&reloading.served, &reloading.pods, &next, &progress));

@@ -28,7 +28,7 @@ fn a_pod_is_explained_by_keyboard_and_the_focus_comes_back() {
         "document.getElementById('drawer').innerText.includes('No node fits it now')",
     );
     browser.expect("dialog", "default/large");
-    // The list is drawn anew below the drawer.
+    // The list is drawn again below the drawer.
     assert_eq!(served.bind(&priority(pod("later", "10Gi"), -10), "node-b"), "");
     browser.until("it is drawn", "!document.getElementById('pending').innerText.includes('default/later')");
     for _ in 0..40 {

@@ -1,6 +1,6 @@
 //! What a script says: the GPUs of a node, what runs on them, and what has gone wrong.
 //!
-//! Plain data with plain defaults, so that a test writes only what it is about. No behaviour.
+//! Plain data with plain defaults, so that a test writes only what it is about. No behavior.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What the library remembers between calls: the script as last read, whether it is initialised, and which events are out.
+//! What the library remembers between calls: the script as last read, whether it is initialized, and which events are out.
 //!
 //! One lock around it all. No C types but handles.
 

@@ -20,14 +20,14 @@ use std::fmt::Write;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paint {
     Plain,
-    Coloured,
+    Colored,
 }
 
 impl Paint {
     fn put(self, text: &str, style: Style) -> String {
         match self {
             Self::Plain => text.into(),
-            Self::Coloured => text.style(style).to_string(),
+            Self::Colored => text.style(style).to_string(),
         }
     }
 }

@@ -20,7 +20,7 @@ fn panel(title: &str, lines: &[PackingLine], of: fn(&Point) -> f64) -> Panel {
         let points = line.points.iter().filter(|point| point.load >= FIRST_LOAD);
         PanelLine {
             name: line.policy.name().into(),
-            colour: colour(line.policy),
+            color: color(line.policy),
             stands_out: line.policy == PlayedPolicy::Stowage,
             points: points.map(|point| (point.load as f64, of(point))).collect(),
         }
@@ -37,8 +37,8 @@ fn panel(title: &str, lines: &[PackingLine], of: fn(&Point) -> f64) -> Panel {
     }
 }
 
-/// Colours that people with colour vision deficiency can distinguish (Okabe and Ito, 2008).
-fn colour(policy: PlayedPolicy) -> &'static str {
+/// Colors that people with color vision deficiency can distinguish (Okabe and Ito, 2008).
+fn color(policy: PlayedPolicy) -> &'static str {
     match policy {
         PlayedPolicy::Random => "#7f7f7f",
         PlayedPolicy::DotProduct => "#b8860b",

@@ -106,7 +106,7 @@ mod tests {
     fn panels() -> [Panel; 1] {
         let line = |name: &str, figure| PanelLine {
             name: name.into(),
-            colour: "#d55e00",
+            color: "#d55e00",
             stands_out: false,
             points: (0..=130).map(|load| (f64::from(load), f64::from(load).min(figure))).collect(),
         };

@@ -1,4 +1,4 @@
-//! One panel: axes, a line for each thing compared, and at each line's end its name in the same colour. Long names are broken into
+//! One panel: axes, a line for each thing compared, and at each line's end its name in the same color. Long names are broken into
 //! lines, and names that would overlap are moved apart.
 
 use kuva::plot::LinePlot;
@@ -33,7 +33,7 @@ pub struct Panel {
 #[derive(Debug, Clone)]
 pub struct PanelLine {
     pub name: String,
-    pub colour: &'static str,
+    pub color: &'static str,
     /// Drawn wider, with its name in bold: Stowage's.
     pub stands_out: bool,
     pub points: Vec<(f64, f64)>,
@@ -123,7 +123,7 @@ impl Panel {
 impl PanelLine {
     fn plot(&self) -> Plot {
         let width = if self.stands_out { 5.0 } else { 2.5 };
-        LinePlot::new().with_data(self.points.clone()).with_color(self.colour).with_stroke_width(width).into()
+        LinePlot::new().with_data(self.points.clone()).with_color(self.color).with_stroke_width(width).into()
     }
 }
 
@@ -178,7 +178,7 @@ fn apart(ys: &mut [f64], heights: &[f64], top: f64, bottom: f64) {
 
 fn write(scene: &mut Scene, computed: &ComputedLayout, name: &LineLabel<'_>) {
     let right = computed.width - computed.margin_right;
-    let stroke = || name.line.colour.into();
+    let stroke = || name.line.color.into();
     scene.add(Primitive::Line {
         x1: right + 2.0,
         y1: name.end,
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_long_name_is_broken_between_words_and_pushes_by_its_height() {
         assert_eq!(broken("stowage 95.0"), ["stowage 95.0"]);
-        assert_eq!(broken("replicas by GPU utilisation 9.5"), ["replicas by GPU", "utilisation 9.5"]);
+        assert_eq!(broken("replicas by GPU utilization 9.5"), ["replicas by GPU", "utilization 9.5"]);
         let mut ys = vec![100.0, 100.0];
         apart(&mut ys, &[NAME_HEIGHT + LINE_HEIGHT, NAME_HEIGHT], 0.0, 500.0);
         assert_eq!(ys, [77.0, 123.0]);
@@ -245,7 +245,7 @@ mod tests {
     fn the_axis_begins_and_ends_at_a_step() {
         let of = |figures: Vec<f64>| {
             let points = figures.into_iter().map(|figure| (70.0, figure)).collect();
-            let line = PanelLine { name: "a".into(), colour: "#000000", stands_out: false, points };
+            let line = PanelLine { name: "a".into(), color: "#000000", stands_out: false, points };
             let (title, x_label) = (String::new(), String::new());
             Panel { title, x_label, x: (0.0, 1.0, 1.0), y_step: 5.0, lines: vec![line] }.range()
         };

@@ -52,7 +52,7 @@ async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() 
     bench.pass(14);
     assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2);
-    assert_eq!(bench.service.cluster().totals().reservations, 0, "but not for ever");
+    assert_eq!(bench.service.cluster().totals().reservations, 0, "but not forever");
 }
 
 #[tokio::test]

@@ -82,7 +82,7 @@ async fn press(bench: &mut PlannerFixture) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_eviction_of_a_protected_neighbour_is_retried_with_back_off_and_another_is_tried() {
+async fn the_eviction_of_a_protected_neighbor_is_retried_with_back_off_and_another_is_tried() {
     let mut bench = pressed(Policy::default());
     refuse_for_now(&bench, "small");
     refuse_for_now(&bench, "large");
@@ -311,7 +311,7 @@ async fn an_eviction_that_waits_to_be_sent_is_dropped_if_the_policy_protects_the
 }
 
 #[tokio::test]
-async fn the_eviction_of_a_neighbour_that_waits_to_be_sent_is_dropped_once_the_pressure_is_over() {
+async fn the_eviction_of_a_neighbor_that_waits_to_be_sent_is_dropped_once_the_pressure_is_over() {
     let mut bench = pressed(Policy::default());
     for _ in 0..6 {
         bench.pass(2);
@@ -322,7 +322,7 @@ async fn the_eviction_of_a_neighbour_that_waits_to_be_sent_is_dropped_once_the_p
             break;
         }
     }
-    assert!(!bench.planner.writes.is_empty(), "a neighbour is to be evicted now");
+    assert!(!bench.planner.writes.is_empty(), "a neighbor is to be evicted now");
     bench.pass(1);
     report_load(&bench, 10);
     assert_eq!(bench.settle().await, Vec::<String>::new());
@@ -334,7 +334,7 @@ async fn the_eviction_of_a_neighbour_that_waits_to_be_sent_is_dropped_once_the_p
 }
 
 #[tokio::test]
-async fn no_neighbour_leaves_for_what_a_stale_reading_says() {
+async fn no_neighbor_leaves_for_what_a_stale_reading_says() {
     let mut bench = pressed(Policy::default());
     report_pressure(&bench);
     let is_due = |bench: &PlannerFixture| {

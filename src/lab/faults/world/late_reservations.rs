@@ -9,9 +9,9 @@ use super::*;
 /// A leader whose watch shows such a reservation writes within this time: writes about other pods, a plan, or a list that is read
 /// again may come first.
 const WRITES_WITHIN: Duration = Duration::from_secs(30);
-/// A client's watch that is silent is begun anew after this.
+/// A client's watch that is silent is begun again after this.
 pub const SILENT_FOR: Duration = Duration::from_secs(65);
-/// After its end a watch is begun anew, with a list where that is needed.
+/// After its end a watch is begun again, with a list where that is needed.
 pub const BEGINS_AGAIN: Duration = Duration::from_secs(5);
 /// A reservation that is shown of a pod counts for nothing while a Binding of it may be written, and is looked at now and then.
 const LOOKED_AT: Duration = Duration::from_secs(10);

@@ -122,7 +122,7 @@ impl FaultyCluster {
 
     /// By its controller, with the same template or another one. Its volume may be on the node to which the first one was to go.
     fn recreate(&mut self, name: String) {
-        self.say(format!("{name} is deleted, and created anew"));
+        self.say(format!("{name} is deleted, and created again"));
         let path = format!("pods/default/{name}");
         let before = self.api.get(&path).expect("it is there");
         self.api.delete_now(&path).expect("it is there");

@@ -133,7 +133,7 @@ pub fn policy(number: usize, features: WorldFeatures) -> Policy {
         2 => policy.preemption.reservation_slack = Millis::seconds(10),
         _ => {
             policy.preemption.reservation_slack = Millis::seconds(60);
-            // Pods are listed anew. None is moved: they have no controllers.
+            // Pods are relisted. None is moved: they have no controllers.
             policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
         }
     }

@@ -28,9 +28,10 @@ impl FaultyCluster {
             if ready.is_empty() {
                 return;
             }
-            let anew = self.recreated.pop_front_if(|anew| anew.at < Instant::now());
-            let again = anew
-                .and_then(|anew| Some((ready.iter().find(|pod| name(pod) == anew.pod)?.clone(), anew.node)));
+            let again = self.recreated.pop_front_if(|again| again.at < Instant::now());
+            let again = again.and_then(|again| {
+                Some((ready.iter().find(|pod| name(pod) == again.pod)?.clone(), again.node))
+            });
             let (pod, own_node) =
                 again.unwrap_or_else(|| (ready[self.dice.below(ready.len())].clone(), None));
             let nominated = own_node.or(pod["status"]["nominatedNodeName"].as_str().map(str::to_owned));

@@ -38,7 +38,7 @@ steps! {
     Device 4 "device" "a GPU is lost, drained, or comes back"
     Budget 4 "budget" "a disruption budget changes"
     Policy 2 "policy" "the other policy comes into force"
-    Restart 1 "restart" "the process begins anew, from what pods show"
+    Restart 1 "restart" "the process restarts, from what pods show"
     Store 1 "store" "the state is stored and loaded"
 }
 

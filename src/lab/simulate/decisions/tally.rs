@@ -42,7 +42,7 @@ tally! {
     reservations "Reservations that were made."
     bound "Bindings that landed."
     late "Bindings that landed after their answer was lost."
-    restarts "Processes that began anew, from what pods show."
+    restarts "Processes that began again, from what pods show."
     swaps "Policies that came into force."
 }
 

@@ -77,7 +77,7 @@ fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
         asked -= asks(pods.remove(dice.below(pods.len() as u32)));
     }
     let rows = setting.pods.len();
-    // Pods without GPUs would be drawn for ever.
+    // Pods without GPUs would be drawn forever.
     while setting.pods.iter().any(|pod| setting.kinds[pod.kind].gpus > 0) {
         let drawn = dice.below(rows as u32);
         if asked + u64::from(setting.kind_of(drawn).milli) > most {

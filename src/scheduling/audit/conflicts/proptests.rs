@@ -259,7 +259,7 @@ impl Both {
                     Device { health, ..whole_gpu(uuid, index, Bytes(*total)) }
                 };
                 self.plain.devices.insert(on, totals.iter().enumerate().map(device).collect());
-                // A node is checked anew when it changes; a change of its GPUs alone waits for its turn.
+                // A node is checked again when it changes; a change of its GPUs alone waits for its turn.
                 self.conflicts.queue.add(&node(&format!("n-{on}")));
             }
             ConflictStep::Look(later) => {

@@ -1,5 +1,5 @@
 //! Changes of the pod's request that would make it fit: less VRAM, another number of GPUs, sharing with other pods. A changed
-//! request may belong to another class, so it is classified anew.
+//! request may belong to another class, so it is reclassified.
 
 use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
 use crate::scheduling::explaining::classification::asked_vram;

@@ -354,7 +354,7 @@ pub fn lost(eviction_cost: &PodEvictionCost) -> String {
         (reload, "reload"),
         (drain, "drain"),
         (in_flight, "requests in flight"),
-        (again, "evicted lately"),
+        (again, "evicted recently"),
     ];
     parts.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
     let said = parts.iter().filter(|(amount, _)| *amount > 0);

@@ -88,7 +88,7 @@ fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_ga
     cluster.note_refused(&uid("p"), None);
     cluster.pass(5);
     cluster.note_refused(&uid("p"), None);
-    // Its gate is lifted, and it is seen anew.
+    // Its gate is lifted, and it is seen again.
     cluster.wait("q", demand(30, "chat", 0));
     let first = begun + Millis::seconds(5);
     assert_eq!((since(&cluster, "p"), since(&cluster, "q")), (Some(first), Some(begun)));

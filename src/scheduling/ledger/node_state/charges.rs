@@ -1,6 +1,6 @@
 //! What pods take of a node: allocations, reservations and soft reservations by GPU, and what of it counts for which tenant.
 //!
-//! It is added up anew from the pods whenever one of them changes. A node has a handful of pods, and sums that are never
+//! It is added up again from the pods whenever one of them changes. A node has a handful of pods, and sums that are never
 //! adjusted cannot drift. Reports come far more often than pods do: what only pods change is kept for them.
 
 use super::NodeState;
@@ -97,7 +97,7 @@ impl NodeState {
         Some(PodCharge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
     }
 
-    /// Adds up anew what pods take, after any change of a pod or a device here. Answers what tenants used before.
+    /// Adds up again what pods take, after any change of a pod or a device here. Answers what tenants used before.
     pub(in crate::scheduling::ledger) fn recount(
         &mut self,
         pod_states: &PodStates,

@@ -147,7 +147,7 @@ impl NodeState {
             .filter(|(place, _)| self.is_recorded_on(*place, pod_states))
             .map(|(_, device)| Device { health: Health::Lost, ..device.clone() })
             .collect();
-        // A GPU that was cut anew while pods have parts of it is one card still: what they have cannot be given again.
+        // A GPU that was cut again while pods have parts of it is one card still: what they have cannot be given again.
         let cards: BTreeSet<GpuUuid> = lost.iter().map(card).cloned().collect();
         for device in reported.iter_mut().filter(|device| cards.contains(card(device))) {
             if device.health == Health::Healthy {

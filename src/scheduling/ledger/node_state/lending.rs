@@ -215,7 +215,7 @@ impl NodeState {
         self.lending.lenders = lenders;
     }
 
-    /// A pod whose engine sleeps gets back what it lent, or need not any more: then it begins to sleep anew. Answers whether that
+    /// A pod whose engine sleeps gets back what it lent, or need not any more: then it begins to sleep again. Answers whether that
     /// is new.
     fn set_recalled(&mut self, uid: &PodUid, is_recalled: bool) -> bool {
         let is_waking = self.resident_of(uid).is_none_or(|resident| resident.is_waking);

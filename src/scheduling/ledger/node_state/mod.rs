@@ -357,7 +357,7 @@ impl NodeState {
         is_new
     }
 
-    /// Counts its free GPUs anew for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a node
+    /// Counts its free GPUs again for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a node
     /// on which Stowage places no pod.
     pub(super) fn count_spare(&mut self) -> (SpareCounts, SpareCounts) {
         let Node { kind, closed, miscut, .. } = self.view;

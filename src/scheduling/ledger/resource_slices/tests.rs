@@ -1,4 +1,4 @@
-//! Which nodes slices publish, case by case and, in any order of changes, against an oracle that looks at all slices anew.
+//! Which nodes slices publish, case by case and, in any order of changes, against an oracle that looks at all slices again.
 
 use super::*;
 use crate::scheduling::ledger::{AssumeConflict, AssumeResult};

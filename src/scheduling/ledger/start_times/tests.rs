@@ -387,5 +387,5 @@ fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
     policy.version = 7;
     policy.loading.init = Millis::seconds(30);
     cluster.apply(PolicySet { policy, prepared: None });
-    assert_eq!(reload(&cluster), 70, "other speeds in the policy begin anew");
+    assert_eq!(reload(&cluster), 70, "other speeds in the policy begin again");
 }

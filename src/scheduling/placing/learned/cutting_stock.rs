@@ -4,7 +4,7 @@
 //! Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", Operations Research 9, 1961):
 //!
 //! ```text
-//! minimise  Σ_p x_p   with  Σ_p a_ip·x_p = d_i  for each size i,  x ≥ 0        p: every way to cut one GPU
+//! minimize  Σ_p x_p   with  Σ_p a_ip·x_p = d_i  for each size i,  x ≥ 0        p: every way to cut one GPU
 //! duals     π_i       with  Σ_i π_i·a_ip ≤ 1    for each p                     π_i: what a piece of size i is worth, in GPUs
 //! U(r) = max Σ_i π_i·n_i  with  Σ_i s_i·n_i ≤ r                                the best that r hundredths can still be cut into
 //! ```

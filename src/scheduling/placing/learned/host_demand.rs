@@ -5,7 +5,7 @@
 //! and the node's free CPU falls short by the expected overshoot of a normal variable:
 //!
 //! ```text
-//! a = λ·Σcpu ÷ Σgpu        b² = Σ(cpu − Σcpu ÷ Σgpu·gpu)² ÷ Σgpu           over the pods seen lately
+//! a = λ·Σcpu ÷ Σgpu        b² = Σ(cpu − Σcpu ÷ Σgpu·gpu)² ÷ Σgpu           over the pods seen recently
 //! μ = aW, s = b√W, z = (μ − free) ÷ s:   shortfall = s·(z·Φ(z) + φ(z)) = (μ − free)·Φ(z) + s·φ(z)
 //! wasted = min(W, shortfall ÷ a)                                           in GPUs
 //! ```

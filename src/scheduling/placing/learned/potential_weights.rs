@@ -1,6 +1,6 @@
 //! The weights of the parts of the potential, by how many pods end and how many never get a place.
 //!
-//! Where pods arrive and stay, a place is spoilt for good: CPU that a node lacks is lacking for ever. Where as many pods end as
+//! Where pods arrive and stay, a place is spoilt for good: CPU that a node lacks is lacking forever. Where as many pods end as
 //! arrive, everything becomes free again, and whole GPUs are worth keeping for the largest pods: nodes are kept empty as long as
 //! there are any. Where the demand exceeds the capacity, no node stays empty; all that counts then is how much of the free
 //! capacity could be used at once. Each setting is worse than simpler policies at the others' ends, so the observed demand

@@ -1,4 +1,4 @@
-//! Pressure on an engine that lasts evicts its neighbours, one after the other.
+//! Pressure on an engine that lasts evicts its neighbors, one after the other.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
 }
 
 #[test]
-fn lasting_pressure_evicts_an_engines_neighbours_one_by_one_cheapest_first() {
+fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     let none: [&str; 0] = [];
     pressed(&mut cluster, 97, 0);
@@ -79,7 +79,7 @@ fn one_that_takes_hours_to_leave_keeps_no_other_from_leaving() {
 }
 
 #[test]
-fn an_unmeasured_engine_evicts_no_neighbour() {
+fn an_unmeasured_engine_evicts_no_neighbor() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     assert!(watch.look(&cluster, &BTreeSet::new()).is_empty());
 }

@@ -67,10 +67,10 @@ impl<'a> ExpressionCheck<'a> {
         let part = self.part(root)?;
         let help = "compare something of the pod, such as pod.gpus > 1";
         if ValueKind::of(&root.expr).is_some_and(|kind| kind != ValueKind::Bool) {
-            return Err(self.error(root, "it gives no true or false".into(), help));
+            return Err(self.error(root, "it does not evaluate to a boolean".into(), help));
         }
         if self.asks == PodUse::Nothing {
-            return Err(self.error(root, "it says the same of every pod".into(), help));
+            return Err(self.error(root, "it has the same result for every pod".into(), help));
         }
         Ok(part.cost)
     }

@@ -1,5 +1,5 @@
 //! The kind of value that a part of an expression gives, as far as it can be seen without a pod: CEL fails when it meets a
-//! number where a text should be, and an expression that fails on every pod is a class without pods.
+//! number where a string should be, and an expression that fails on every pod is a class without pods.
 //!
 //! Here is no evaluation. What depends on the pod, such as a loop's variable, is of no known kind and never refused.
 
@@ -91,11 +91,11 @@ impl ValueKind {
 impl fmt::Display for ValueKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Bool => "true or false",
-            Self::Whole => "a whole number",
-            Self::Unsigned => "an unsigned number",
-            Self::Fraction => "a number with a fraction",
-            Self::Text => "a text",
+            Self::Bool => "a boolean",
+            Self::Whole => "an int",
+            Self::Unsigned => "a uint",
+            Self::Fraction => "a double",
+            Self::Text => "a string",
             Self::List => "a list",
             Self::Map => "a map",
             Self::Other => "of another kind",
@@ -113,18 +113,18 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
             Some((format!("it compares {left} with {right}, which is never met"), compared(*left, *right)))
         }
         ("_-_" | "_+_" | "_*_" | "_/_" | "_%_", [Some(left), Some(right)]) if left != right => {
-            let help = "compute with whole numbers; a text has quotes, a number has none";
+            let help = "compute with ints; a string has quotes, a number has none";
             Some((format!("it computes with {left} and {right}, which always fails"), help))
         }
         ("_&&_" | "_||_" | "!_", parts) => {
             let foreign_pod = parts.iter().flatten().find(|kind| **kind != ValueKind::Bool)?;
             Some((
-                format!("it takes {foreign_pod} for true or false"),
+                format!("it takes {foreign_pod} for a boolean"),
                 "compare it with something, such as pod.gpus > 1",
             ))
         }
         ("@in", [_, Some(right)]) if !matches!(right, ValueKind::List | ValueKind::Map) => {
-            let help = "`in` asks a list or the labels; of a text ask pod.model.contains('llama')";
+            let help = "`in` looks into a list or the labels; of a string, ask pod.model.contains('llama')";
             Some((format!("it looks into {right}"), help))
         }
         _ => None,
@@ -134,7 +134,7 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
 fn compared(left: ValueKind, right: ValueKind) -> &'static str {
     match (left.is_number() || right.is_number(), left == ValueKind::Text || right == ValueKind::Text) {
         (true, true) => {
-            "write numbers without quotes, texts (labels too) with them; vram and kvCache are in MiB: pod.vram > 40 * 1024"
+            "write numbers without quotes, strings (labels too) with them; vram and kvCache are in MiB: pod.vram > 40 * 1024"
         }
         _ => "compare like with like, such as pod.gpus > 1 or pod.namespace == 'search'",
     }

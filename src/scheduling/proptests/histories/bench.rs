@@ -250,7 +250,7 @@ impl LedgerHistory {
             let rest = used.0.saturating_sub(attributed).saturating_sub(still_to_come);
             self.unaccounted.entry(gpu.uuid.clone()).or_default().push(rest);
         }
-        // A GPU that a reading does not list has no unaccounted VRAM, and starts anew.
+        // A GPU that a reading does not list has no unaccounted VRAM, and starts again.
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
             self.unaccounted.remove(gone);
         }

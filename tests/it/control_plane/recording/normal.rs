@@ -11,7 +11,7 @@ const DEADLINE: &str = "2099-12-31T23:59:59";
 /// What stands before a reservation's deadline, in a message that is JSON in a JSON text.
 const BEFORE_DEADLINE: &str = r#"\"deadline\":\""#;
 
-pub fn normalised(recording: Recording) -> Recording {
+pub fn normalized(recording: Recording) -> Recording {
     let mut replaced: Vec<(String, String)> = Vec::new();
     for object in recording.values() {
         for uid in [&object["metadata"]["uid"], &object["regarding"]["uid"]] {
@@ -102,7 +102,7 @@ pub fn written(object: &Value) -> Value {
 }
 
 #[test]
-fn two_runs_are_the_same_when_they_are_normalised() {
+fn two_runs_are_the_same_when_they_are_normalized() {
     let run = |uid: &str, nonce: &str, time: &str| {
         let message = json!({ "victims": [uid], "deadline": time }).to_string();
         let pod = json!({ "kind": "Pod", "metadata": {
@@ -110,7 +110,7 @@ fn two_runs_are_the_same_when_they_are_normalised() {
             "annotations": { objects::written::LEADER_EPOCH: format!("{uid}/0/{nonce}") },
         } });
         let other = json!({ "metadata": {}, "status": { "message": message, "at": time } });
-        normalised([("pod".to_owned(), pod), ("other".to_owned(), other)].into())
+        normalized([("pod".to_owned(), pod), ("other".to_owned(), other)].into())
     };
     let first = run("0b6c6bd0-0000-4000-8000-000000000001", "abc", "2026-05-06T07:08:09.123Z");
     assert_eq!(first, run("0b6c6bd0-0000-4000-8000-000000000002", "def", "2027-05-06T07:08:09.1Z"));

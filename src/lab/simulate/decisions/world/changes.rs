@@ -153,7 +153,7 @@ impl World<'_> {
     pub(super) fn restart(&mut self) -> Checked {
         self.end_writes()?;
         self.tally.restarts += 1;
-        self.note(|| "the process begins anew".into());
+        self.note(|| "the process restarts".into());
         let hardware = self.record.nodes.iter().map(|node| NodeRecord::new(node.hardware.clone())).collect();
         let pods = std::mem::take(&mut self.record.pods);
         self.record = Record { nodes: hardware, known: Vec::new(), ..self.record.clone() };

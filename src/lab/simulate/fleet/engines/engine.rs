@@ -134,7 +134,7 @@ impl Engine {
     }
 
     /// `seconds` pass, over which `arrivals` come evenly. `share` of the GPUs' compute is the engine's, from 0 to 1: less than 1
-    /// where neighbours on its GPUs work, too. What comes to an engine that does not serve waits.
+    /// where neighbors on its GPUs work, too. What comes to an engine that does not serve waits.
     pub fn step(&mut self, seconds: f64, arrivals: Requests, share: f64) -> StepOutcome {
         let mut outcome = StepOutcome::default();
         let parts = (seconds / PART_S).ceil().max(1.0);

@@ -22,7 +22,7 @@ pub struct StepOutcome {
     pub completed: Vec<(f64, f64)>,
     pub prompt_tokens: f64,
     pub output_tokens: f64,
-    /// The share of the time in which the GPU has any kernel running: what its utilisation counter shows.
+    /// The share of the time in which the GPU has any kernel running: what its utilization counter shows.
     pub busy: f64,
 }
 

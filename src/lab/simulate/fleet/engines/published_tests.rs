@@ -25,21 +25,21 @@ fn engine(model: &ModelShape, gpu: &GpuSpeed, gpus: u32) -> EngineSpec {
 struct Figure {
     what: &'static str,
     published: f64,
-    modelled: f64,
+    modeled: f64,
     tolerance: f64,
 }
 
-fn rate(what: &'static str, published: f64, modelled: f64) -> Figure {
-    Figure { what, published, modelled, tolerance: RATES }
+fn rate(what: &'static str, published: f64, modeled: f64) -> Figure {
+    Figure { what, published, modeled, tolerance: RATES }
 }
 
-fn first_token(what: &'static str, published: f64, modelled: f64) -> Figure {
-    Figure { what, published, modelled, tolerance: FIRST_TOKENS }
+fn first_token(what: &'static str, published: f64, modeled: f64) -> Figure {
+    Figure { what, published, modeled, tolerance: FIRST_TOKENS }
 }
 
 /// Each figure is within its tolerance, and the page shows it as it is.
 fn check(figures: &[Figure]) {
-    let off = |figure: &&Figure| (figure.modelled / figure.published - 1.0).abs() > figure.tolerance;
+    let off = |figure: &&Figure| (figure.modeled / figure.published - 1.0).abs() > figure.tolerance;
     let rows = |figures: Vec<&Figure>| figures.into_iter().map(Figure::row).collect::<Vec<_>>().join("\n");
     let wrong = rows(figures.iter().filter(off).collect());
     assert!(wrong.is_empty(), "beyond the tolerance:\n{wrong}");
@@ -48,11 +48,11 @@ fn check(figures: &[Figure]) {
 }
 
 impl Figure {
-    /// A row of the page's table, with three digits of what is modelled.
+    /// A row of the page's table, with three digits of what is modeled.
     fn row(&self) -> String {
-        let decimals = (2 - self.modelled.abs().log10().floor() as i32).max(0) as usize;
-        let off = 100.0 * (self.modelled / self.published - 1.0);
-        format!("| {} | {} | {:.decimals$} | {off:+.0} % |", self.what, self.published, self.modelled)
+        let decimals = (2 - self.modeled.abs().log10().floor() as i32).max(0) as usize;
+        let off = 100.0 * (self.modeled / self.published - 1.0);
+        format!("| {} | {} | {:.decimals$} | {off:+.0} % |", self.what, self.published, self.modeled)
     }
 }
 

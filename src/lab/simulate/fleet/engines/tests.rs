@@ -92,7 +92,7 @@ fn latencies_and_occupancy_rise_with_the_load() {
 }
 
 #[test]
-fn the_utilisation_counter_is_near_full_with_a_few_requests() {
+fn the_utilization_counter_is_near_full_with_a_few_requests() {
     let (few, many) = (steady(spec(), 1.5, 1.0), steady(spec(), 12.0, 1.0));
     assert!(
         few.busy > 0.85 && few.engine.kv_occupancy() < 0.02,
@@ -120,7 +120,7 @@ fn a_full_kv_cache_makes_requests_wait_and_is_never_more_than_full() {
 }
 
 #[test]
-fn an_engine_whose_neighbours_take_half_of_the_gpu_takes_twice_as_long() {
+fn an_engine_whose_neighbors_take_half_of_the_gpu_takes_twice_as_long() {
     let (alone, shared) = (steady(spec(), 0.2, 1.0), steady(spec(), 0.2, 0.5));
     let slower = shared.tpot_s / alone.tpot_s;
     assert!((1.95..2.1).contains(&slower), "{slower}");

@@ -1,7 +1,7 @@
 //! The replicas of a model under traffic, and what drives their number.
 //!
 //! [`ServingDay`] steps a model's engines and asks a [`Scaler`] every fifteen seconds: [`ShippedScaler`] is the autoscaler that
-//! ships, on the figures that the engines report; [`UtilisationScaler`] an HPA on GPU utilisation, as a baseline. Where the
+//! ships, on the figures that the engines report; [`UtilizationScaler`] an HPA on GPU utilization, as a baseline. Where the
 //! replicas run is the owner's to say: [`ReplicaSet`] has their pods on a stage; [`PretendPods`] says that there is always room.
 
 mod pretend_pods;
@@ -9,7 +9,7 @@ mod replica_set;
 mod scaler;
 mod serving_day;
 mod shipped;
-mod utilisation;
+mod utilization;
 
 #[cfg(test)]
 mod tests;
@@ -19,4 +19,4 @@ pub use replica_set::{ReplicaSet, ReplicaTiming, devices};
 pub use scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
 pub use serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay, ServingTally};
 pub use shipped::ShippedScaler;
-pub use utilisation::UtilisationScaler;
+pub use utilization::UtilizationScaler;

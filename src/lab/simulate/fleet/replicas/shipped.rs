@@ -1,4 +1,4 @@
-//! The autoscaler that ships, on the figures of modelled engines.
+//! The autoscaler that ships, on the figures of modeled engines.
 
 use super::scaler::{Observed, Scaler, Wanted};
 use crate::scheduling::autoscaling::{DesiredReplicas, ModelScaling};

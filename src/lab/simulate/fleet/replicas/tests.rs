@@ -89,8 +89,8 @@ fn aimed(size: RequestSize, share: f64) -> ShippedScaler {
     ShippedScaler::new(AutoscalingRules { kv_cache, running: Some(running), ..AutoscalingRules::default() })
 }
 
-fn utilisation() -> UtilisationScaler {
-    UtilisationScaler::new(0.8, 1, 60)
+fn utilization() -> UtilizationScaler {
+    UtilizationScaler::new(0.8, 1, 60)
 }
 
 const CHAT: RequestSize = RequestSize::CONVERSATION;
@@ -103,9 +103,9 @@ fn check_page(rows: &[String]) {
 }
 
 #[test]
-fn the_shipped_autoscaler_follows_a_day_and_utilisation_does_not_see_the_night() {
+fn the_shipped_autoscaler_follows_a_day_and_utilization_does_not_see_the_night() {
     let day = || built_in::working_day(42, 100.0, CHAT);
-    let (shipped, baseline) = (run(day(), aimed(CHAT, 0.6), 2), run(day(), utilisation(), 2));
+    let (shipped, baseline) = (run(day(), aimed(CHAT, 0.6), 2), run(day(), utilization(), 2));
     [&shipped, &baseline].into_iter().for_each(Run::conserves);
     let (night, busy) = (shipped.mean(2..5), shipped.mean(10..16));
     assert!(night < 0.15 * busy && night < 2.5, "{night} at night, {busy} by day");
@@ -120,7 +120,7 @@ fn the_shipped_autoscaler_follows_a_day_and_utilisation_does_not_see_the_night()
     assert!(baseline.tally.replica_seconds > 2.0 * shipped.tally.replica_seconds);
     check_page(&[
         shipped.row("chat, generated", "shipped, 60 % of the most"),
-        baseline.row("chat, generated", "GPU utilisation 80 %"),
+        baseline.row("chat, generated", "GPU utilization 80 %"),
     ]);
 }
 
@@ -149,7 +149,7 @@ fn the_traces_days_are_followed() {
         [("chat, trace", Service::Conversation, CHAT, 100.0), ("code, trace", Service::Code, CODE, 60.0)]
     {
         let day = || minutes::read(source, service, Gaps::Refuse).unwrap().with_peak(peak);
-        let (shipped, baseline) = (run(day(), aimed(size, 0.6), 6), run(day(), utilisation(), 6));
+        let (shipped, baseline) = (run(day(), aimed(size, 0.6), 6), run(day(), utilization(), 6));
         [&shipped, &baseline].into_iter().for_each(Run::conserves);
         assert!(shipped.tally.latencies.attained() > 0.999 && shipped.tally.longest_queue < 100.0, "{what}");
         assert!(baseline.tally.replica_seconds > 1.5 * shipped.tally.replica_seconds, "{what}");
@@ -159,7 +159,7 @@ fn the_traces_days_are_followed() {
         }
         check_page(&[
             shipped.row(what, "shipped, 60 % of the most"),
-            baseline.row(what, "GPU utilisation 80 %"),
+            baseline.row(what, "GPU utilization 80 %"),
         ]);
     }
 }
@@ -169,7 +169,7 @@ fn a_replica_that_vanishes_gives_its_requests_to_the_others_and_none_is_lost() {
     let replica = |id, state| Replica { id, state, share: 1.0 };
     let day = built_in::working_day(1, 8.0, CHAT);
     let start = Moment(0) + Millis::seconds(10 * 3600);
-    let mut day = ServingDay::new(spec(), day, SLO, utilisation(), start);
+    let mut day = ServingDay::new(spec(), day, SLO, utilization(), start);
     let at = |seconds: u64| start + Millis::seconds(seconds);
     let mut tick = |seconds: u64, up: &[Replica]| {
         day.tick(at(seconds), &Replicas { up, starting: 0, ready_in: START });

@@ -63,7 +63,7 @@ pub static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
             help: "evictions of fraud detection, in random schedules",
         },
         Figure {
-            name: "utilisation",
+            name: "utilization",
             decimals: 1,
             help: "VRAM that running pods ask for, over a day, in hundredths of the two GPUs'",
         },
@@ -107,7 +107,7 @@ pub static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
         Target {
             name: "VRAM in use, %",
             bound: Bound::AtLeast(82.0),
-            value: |means| means.of("stowage", "utilisation"),
+            value: |means| means.of("stowage", "utilization"),
             limit: Some(|_| 100.0 * (FRAUD.0 + 2 * REPLICA.0) as f64 / (2 * GPU.0) as f64),
         },
         Target {
@@ -173,7 +173,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         schedules.evictions as f64,
         schedules.chatbot_first(),
         schedules.fraud_evicted as f64,
-        day.utilisation,
+        day.utilization,
         day.up[App::Credit as usize],
         day.up[App::Chatbot as usize],
         p50,

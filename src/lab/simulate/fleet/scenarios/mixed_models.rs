@@ -1,4 +1,4 @@
-//! S2, mixed models on one pool: a catalogue of a hundred models, most of which are hardly asked for. A GPU for each stands idle
+//! S2, mixed models on one pool: a catalog of a hundred models, most of which are hardly asked for. A GPU for each stands idle
 //! most of the time and a pool is full before all have a place; Stowage packs them by VRAM, with KV caches and queues in view.
 //!
 //! # The workload
@@ -11,7 +11,7 @@
 //! of a GPU's compute, and a quarter more; at least 8,192 tokens. Where one engine does not keep up with them, a team has as many as do.
 //! The policy's autoscaler adds up to eight, and in an hour a new version of every model is rolled out, one model after the other and
 //! one pod after the other: an old one leaves when the new one is ready and it has finished its requests. Pods with something to do
-//! take turns on their GPU: one beside two busy neighbours is three times as slow. A request is in time with a first token within 5 s
+//! take turns on their GPU: one beside two busy neighbors is three times as slow. A request is in time with a first token within 5 s
 //! and 0.2 s for each further one.
 //!
 //! *GPUs* is the smallest pool with a place for every model and 99 % of the requests in time, by bisection. The other figures are of
@@ -20,7 +20,7 @@
 //! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; and kube-scheduler
 //! with whole GPUs for every engine, which then have all of its memory for their KV cache.
 
-mod catalogue;
+mod catalog;
 mod jobs;
 mod pool;
 mod served;
@@ -37,7 +37,7 @@ use sizing::{Placer, Sizing};
 
 pub static MIXED_MODELS: Scenario = Scenario {
     name: "mixed-models",
-    claim: "A catalogue of models shares a fraction of the GPUs of one model per GPU, and answers in time.",
+    claim: "A catalog of models shares a fraction of the GPUs of one model per GPU, and answers in time.",
     variants: &["stowage", "KV-blind", "one model per GPU"],
     figures: &[
         Figure {

@@ -12,7 +12,7 @@ mod running_jobs;
 mod teams;
 mod warm_context;
 
-pub use report::{Judgement, ScenarioReport, VariantLine};
+pub use report::{Judgment, ScenarioReport, VariantLine};
 
 use super::machines::BrokenPromise;
 use super::traffic::TrafficError;

@@ -12,7 +12,7 @@
 //! even by logarithm. Four fifths of them save their work every ten minutes, and once more in the half minute that they have to
 //! leave; the others lose all that they have done. What is lost is done again.
 //!
-//! The variants: no jobs at all; victims in kube-scheduler's order; and Stowage's with replicas by an HPA on GPU utilisation, which
+//! The variants: no jobs at all; victims in kube-scheduler's order; and Stowage's with replicas by an HPA on GPU utilization, which
 //! is near its top whenever an engine has a request.
 
 mod jobs;
@@ -24,7 +24,7 @@ use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::ids::{GpuModel, ModelId, NodeName};
 use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
 use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilisationScaler};
+use crate::lab::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilizationScaler};
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use crate::lab::simulate::fleet::stage::Stage;
 use crate::lab::simulate::fleet::traffic::{
@@ -42,7 +42,7 @@ const TRACE: &str = "llm_24h_per_minute.csv";
 pub static NIGHT_POOL: Scenario = Scenario {
     name: "night-pool",
     claim: "Jobs use the GPUs that serving replicas leave idle, and no request notices.",
-    variants: &["stowage", "victims by kube-scheduler", "no jobs", "replicas by GPU utilisation"],
+    variants: &["stowage", "victims by kube-scheduler", "no jobs", "replicas by GPU utilization"],
     figures: &[
         Figure { name: "idle", decimals: 0, help: "GPU-hours without a replica" },
         Figure { name: "harvested", decimals: 0, help: "GPU-hours of jobs' work that was kept" },
@@ -107,7 +107,7 @@ const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
 const STEP: Millis = Millis::seconds(5);
 /// For how long a replica that is let go finishes its requests.
 const DRAIN: Millis = Millis::seconds(120);
-/// What an HPA on GPU utilisation is usually told.
+/// What an HPA on GPU utilization is usually told.
 const TARGET_UTILISATION: f64 = 0.7;
 /// Of all GPUs.
 const HEADROOM: f64 = 0.02;
@@ -159,7 +159,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let jobs = EndlessJobs::new((variant != 2).then_some(JOBS), seed);
     match variant {
         3 => {
-            let scaler = UtilisationScaler::new(TARGET_UTILISATION, 2, NODES as u32);
+            let scaler = UtilizationScaler::new(TARGET_UTILISATION, 2, NODES as u32);
             Pool::new(stage, jobs, ServingDay::new(spec, day, SLO, scaler, begins), begins).play(hours)
         }
         _ => {

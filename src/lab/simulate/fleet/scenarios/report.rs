@@ -12,7 +12,7 @@ pub struct ScenarioReport {
     pub seeds: Vec<u64>,
     /// Stowage first.
     pub variants: Vec<VariantLine>,
-    pub targets: Vec<Judgement>,
+    pub targets: Vec<Judgment>,
     /// Promises that any scheduler broke, over all runs: there must be none.
     pub broken: Vec<String>,
     pub notes: Vec<String>,
@@ -27,7 +27,7 @@ pub struct VariantLine {
 
 /// A target, and what came out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judgement {
+pub struct Judgment {
     pub target: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
@@ -99,7 +99,7 @@ impl ScenarioReport {
             };
             let limit = target.limit.map(|limit| limit(&means));
             let verdict = Verdict::of(target.bound, value, limit);
-            Judgement { target: target.name, at_least, at_most, value, limit, verdict }
+            Judgment { target: target.name, at_least, at_most, value, limit, verdict }
         };
         let broken = runs.iter().flatten().flat_map(|played| &played.broken).map(ToString::to_string);
         let first = runs.first();

@@ -191,7 +191,7 @@ impl Stowage {
         }
     }
 
-    /// Evicts neighbours of engines under pressure.
+    /// Evicts neighbors of engines under pressure.
     fn relieve(&mut self, acts: &mut Vec<Act>) {
         for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
             let uid = relief.uid;

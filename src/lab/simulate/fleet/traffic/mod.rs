@@ -1,11 +1,11 @@
 //! What asks a fleet's engines: traces of serving, and generated traffic for runs without a trace.
 //!
 //! [`minutes`] reads a day by minute, [`each`] a trace of single requests, [`rates`] a week of rates and a profile of hours;
-//! [`built_in`] generates a day and [`catalogue`] a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text:
+//! [`built_in`] generates a day and [`catalog`] a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text:
 //! nothing here reads a file.
 
 pub mod built_in;
-pub mod catalogue;
+pub mod catalog;
 mod day;
 pub mod each;
 mod error;
@@ -19,7 +19,7 @@ mod traces_tests;
 
 /// A trace of serving comes as one text.
 pub use crate::lab::simulate::table::TraceText as TrafficText;
-pub use catalogue::{CatalogueModel, ZipfCatalogue};
+pub use catalog::{CatalogModel, ZipfCatalog};
 pub use day::{DayOfTraffic, MINUTES, Minute};
 pub use each::TracedRequest;
 pub use error::TrafficError;

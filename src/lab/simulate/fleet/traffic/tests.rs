@@ -151,20 +151,20 @@ fn the_built_in_day_has_a_night_and_its_peak() {
 }
 
 #[test]
-fn a_catalogue_has_a_long_tail_and_every_size() {
-    let catalogue = ZipfCatalogue::generate(42, 60, 100.0, 1.0);
-    assert!((catalogue.per_s() - 100.0).abs() < 1e-9);
-    assert!(catalogue.models.windows(2).all(|pair| pair[0].per_s > pair[1].per_s));
-    assert!((catalogue.models[0].per_s / catalogue.models[59].per_s - 60.0).abs() < 1e-9);
-    let sizes: Vec<f64> = catalogue.models.iter().map(|model| model.shape.parameters).collect();
+fn a_catalog_has_a_long_tail_and_every_size() {
+    let catalog = ZipfCatalog::generate(42, 60, 100.0, 1.0);
+    assert!((catalog.per_s() - 100.0).abs() < 1e-9);
+    assert!(catalog.models.windows(2).all(|pair| pair[0].per_s > pair[1].per_s));
+    assert!((catalog.models[0].per_s / catalog.models[59].per_s - 60.0).abs() < 1e-9);
+    let sizes: Vec<f64> = catalog.models.iter().map(|model| model.shape.parameters).collect();
     assert!(sizes.iter().any(|size| *size < 2e9) && sizes.iter().any(|size| *size > 3e10), "{sizes:?}");
-    let sound = |model: &CatalogueModel| {
+    let sound = |model: &CatalogModel| {
         (150.0..=2400.0).contains(&model.size.prompt) && (30.0..=480.0).contains(&model.size.output)
     };
-    assert!(catalogue.models.iter().all(sound));
-    assert_eq!(catalogue, ZipfCatalogue::generate(42, 60, 100.0, 1.0));
-    assert_ne!(catalogue, ZipfCatalogue::generate(43, 60, 100.0, 1.0));
-    assert!(ZipfCatalogue::generate(42, 0, 100.0, 1.0).models.is_empty());
+    assert!(catalog.models.iter().all(sound));
+    assert_eq!(catalog, ZipfCatalog::generate(42, 60, 100.0, 1.0));
+    assert_ne!(catalog, ZipfCatalog::generate(43, 60, 100.0, 1.0));
+    assert!(ZipfCatalog::generate(42, 0, 100.0, 1.0).models.is_empty());
 }
 
 proptest! {

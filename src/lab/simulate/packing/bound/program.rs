@@ -1,7 +1,7 @@
 //! The linear program of the bound. Its dual is solved: prices of capacity at which no placement of a pod makes a profit.
 //!
 //! ```text
-//! maximise  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, as if these were one node
+//! maximize  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, as if these were one node
 //! with      placed_k ≤ Σ_n x_kn ≤ came_k
 //!           Σ_k cpu_k·x_kn ≤ CPU_n,  Σ_k memory_k·x_kn ≤ memory_n
 //!           Σ_k whole_k·x_kn + Σ_p y_pn ≤ GPU_n        y_pn: GPUs cut in the way p, as in the cutting-stock problem

@@ -23,7 +23,7 @@ const BUSY_FOR: (Millis, Millis) = (Millis::seconds(600), Millis::seconds(1800))
 
 pub struct Day {
     /// In hundredths of all VRAM.
-    pub utilisation: f64,
+    pub utilization: f64,
     /// By app, in hundredths of the day.
     pub up: [f64; 3],
     /// By the number of pods beside fraud detection, hours.
@@ -37,7 +37,7 @@ pub fn played(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetSch
     let busy: Vec<(Moment, Moment)> = (0..BUSY).map(|_| busy(&mut draws)).collect();
     let mut stage: Stage<'_, ()> = Stage::new(machines(), scheduler, seed);
     let mut day = Day {
-        utilisation: 0.0,
+        utilization: 0.0,
         up: [0.0; 3],
         company: BTreeMap::new(),
         curves: Vec::new(),
@@ -56,13 +56,13 @@ pub fn played(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetSch
             reconcile(&mut stage, App::Credit, credit(now, &busy), replica);
             reconcile(&mut stage, App::Chatbot, chatbot(now), replica);
             stage.at(now + MINUTE, ());
-            points.push((now.since(START).0 as f64 / 3.6e6, standing.utilisation()));
+            points.push((now.since(START).0 as f64 / 3.6e6, standing.utilization()));
         }
         standing = Standing::of(&stage);
     }
     day.count(&standing, end.since(since));
     let all = hours as f64 / 100.0;
-    day.utilisation /= hours as f64;
+    day.utilization /= hours as f64;
     day.up.iter_mut().for_each(|up| *up /= all);
     day.curves.push(Curve { name: "VRAM in use, %", x: "hours", points });
     day.broken.append(&mut stage.broken);
@@ -93,7 +93,7 @@ impl Standing {
         standing
     }
 
-    fn utilisation(&self) -> f64 {
+    fn utilization(&self) -> f64 {
         100.0 * self.asked.0 as f64 / (2 * GPU.0) as f64
     }
 }
@@ -101,7 +101,7 @@ impl Standing {
 impl Day {
     fn count(&mut self, standing: &Standing, time: Millis) {
         let hours = time.0 as f64 / 3.6e6;
-        self.utilisation += hours * standing.utilisation();
+        self.utilization += hours * standing.utilization();
         for (sum, up) in self.up.iter_mut().zip(standing.up) {
             *sum += if up { hours } else { 0.0 };
         }

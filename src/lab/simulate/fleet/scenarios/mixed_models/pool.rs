@@ -1,4 +1,4 @@
-//! The pool that serves a catalogue: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
+//! The pool that serves a catalog: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
 
 use super::served::Served;
 use super::sums::{GpuUse, Sums};
@@ -11,7 +11,7 @@ use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
 
-/// Whether engines slow their neighbours.
+/// Whether engines slow their neighbors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compute {
     /// They take turns.
@@ -116,9 +116,9 @@ impl<'m> Pool<'m> {
     fn step(&mut self, now: Moment) {
         let used = self.use_by_gpu();
         self.sums.count(now.since(self.begins), &self.stage, &used);
-        let neighbours = if self.compute == Compute::Shared { used } else { BTreeMap::new() };
+        let neighbors = if self.compute == Compute::Shared { used } else { BTreeMap::new() };
         let at = Moment(now.since(self.begins).0);
-        self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &neighbours));
+        self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &neighbors));
         if self.reports_load {
             self.served.iter().for_each(|served| served.report(&mut self.stage));
         }

@@ -1,6 +1,6 @@
 //! One model of the pool: its pods by the autoscaler's word, and the engines in them.
 
-use super::catalogue::ServedModel;
+use super::catalog::ServedModel;
 use super::sums::GpuUse;
 use super::{SLO, TIMING, Timer};
 use crate::ids::{GpuUuid, PodUid};

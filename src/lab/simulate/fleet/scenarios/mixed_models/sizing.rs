@@ -1,6 +1,6 @@
 //! A workload and the scheduler that places it: pools of any size, and the smallest that suffices.
 
-use super::catalogue::{Grants, ServedModel, catalogue, machines, most};
+use super::catalog::{Grants, ServedModel, catalog, machines, most};
 use super::jobs::JOBS;
 use super::pool::{Compute, Pool};
 use super::served::Served;
@@ -36,12 +36,12 @@ pub struct Sizing {
 
 impl Sizing {
     pub fn new(placer: Placer, seed: u64, models: usize, minutes: usize) -> Self {
-        let shared = catalogue(seed, models, minutes, Grants::RightSized);
+        let shared = catalog(seed, models, minutes, Grants::RightSized);
         let granted: Bytes =
             shared.iter().map(|model| model.grant.times((model.gpus * model.engines).into())).sum();
         let least = granted.0.div_ceil(most().0) as usize;
         let models = match placer {
-            Placer::WholeGpus => catalogue(seed, models, minutes, Grants::WholeGpus),
+            Placer::WholeGpus => catalog(seed, models, minutes, Grants::WholeGpus),
             Placer::Stowage | Placer::KvBlind => shared,
         };
         let mut rollouts: Vec<usize> = (0..models.len()).collect();

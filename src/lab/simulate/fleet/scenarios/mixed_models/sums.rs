@@ -1,7 +1,7 @@
 //! What is counted over a run of the pool.
 
 use super::Timer;
-use super::catalogue::{ServedModel, most};
+use super::catalog::{ServedModel, most};
 use crate::ids::GpuUuid;
 use crate::lab::simulate::fleet::engines::Engine;
 use crate::lab::simulate::fleet::stage::Stage;
@@ -23,7 +23,7 @@ pub struct Sums {
     in_use: f64,
     busy: f64,
     stranded: Bytes,
-    /// The least grant of the catalogue on one GPU.
+    /// The least grant of the catalog on one GPU.
     pub least_grant: Bytes,
     pub curve: Vec<(f64, f64)>,
 }

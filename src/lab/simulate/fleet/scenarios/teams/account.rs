@@ -24,7 +24,7 @@ pub struct Standing {
     pub waits: bool,
     /// Teams with a pod that waits to borrow.
     pub competing: [bool; 3],
-    /// Those whose pod asks for one GPU: what comes free GPU by GPU is of no use to others.
+    /// Those whose pod asks for one GPU: what becomes free GPU by GPU is of no use to others.
     pub competing_for_one: [bool; 3],
 }
 

@@ -70,7 +70,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
     let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
     ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, observed: None });
     ledger.report_devices(&node(), [device(0, "GPU-a"), device(1, "GPU-b")].into()).unwrap();
-    // The driver numbers the cards anew.
+    // The driver numbers the cards again.
     ledger.report_devices(&node(), [device(0, "GPU-b"), device(1, "GPU-a")].into()).unwrap();
     let snapshot = ledger.snapshot();
     let view = snapshot.node("n").unwrap();

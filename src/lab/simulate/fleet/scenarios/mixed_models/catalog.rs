@@ -5,7 +5,7 @@ use crate::ids::{GpuModel, ModelId, NodeName};
 use crate::lab::simulate::fleet::engines::requests::kv_tokens;
 use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
 use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::traffic::{CatalogueModel, DayOfTraffic, Minute, ZipfCatalogue};
+use crate::lab::simulate::fleet::traffic::{CatalogModel, DayOfTraffic, Minute, ZipfCatalog};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::Bytes;
@@ -44,10 +44,10 @@ pub enum Grants {
     WholeGpus,
 }
 
-pub fn catalogue(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<ServedModel> {
+pub fn catalog(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<ServedModel> {
     let per_s = PER_S * models as f64 / MODELS as f64;
-    let models = ZipfCatalogue::generate(seed, models, per_s, 1.0).models;
-    let served = |(rank, model): (usize, &CatalogueModel)| {
+    let models = ZipfCatalog::generate(seed, models, per_s, 1.0).models;
+    let served = |(rank, model): (usize, &CatalogModel)| {
         let gpus = gpus_of(model);
         let (engines, grant) = match grants {
             Grants::WholeGpus => (sized(model, gpus, 1.0).0, most()),
@@ -68,7 +68,7 @@ pub fn catalogue(seed: u64, models: usize, minutes: usize, grants: Grants) -> Ve
 }
 
 /// As few as hold the weights beside the headroom.
-fn gpus_of(model: &CatalogueModel) -> u32 {
+fn gpus_of(model: &CatalogModel) -> u32 {
     if model.shape.weights > Bytes::gib(64) { 2 } else { 1 }
 }
 
@@ -77,13 +77,13 @@ pub fn most() -> Bytes {
     Bytes(VRAM.0 / 10 * 9)
 }
 
-fn engine(model: &CatalogueModel, gpus: u32, grant: Bytes) -> EngineSpec {
+fn engine(model: &CatalogModel, gpus: u32, grant: Bytes) -> EngineSpec {
     EngineSpec::new(&model.shape, &GpuSpeed::H100, gpus, grant).expect("its grant has KV cache")
 }
 
 /// The fewest engines that keep up with the model's busy stretches, each with so much of its GPUs' compute; and the requests
 /// inside of each.
-fn sized(model: &CatalogueModel, gpus: u32, compute: f64) -> (u32, f64) {
+fn sized(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
     let whole = engine(model, gpus, most());
     let (prompt, output) = (model.size.prompt, model.size.output);
     let per_s = SPARE_KV * BUSY * model.per_s / compute;
@@ -93,7 +93,7 @@ fn sized(model: &CatalogueModel, gpus: u32, compute: f64) -> (u32, f64) {
 }
 
 /// The engines, and the grant of each: weights, the profile run, and a KV cache for its part of the busy stretches, in whole GiB.
-fn right_sized(model: &CatalogueModel, gpus: u32) -> (u32, Bytes) {
+fn right_sized(model: &CatalogModel, gpus: u32) -> (u32, Bytes) {
     let (engines, running) = sized(model, gpus, COMPUTE);
     let tokens = (running * kv_tokens(model.size.prompt, model.size.output)).max(LONGEST);
     let kv = Bytes((tokens * model.shape.kv_per_token.0 as f64) as u64);
@@ -103,7 +103,7 @@ fn right_sized(model: &CatalogueModel, gpus: u32) -> (u32, Bytes) {
 }
 
 /// Busy stretches and quiet ones, each of a random length.
-fn stretches(draws: &mut Random, model: &CatalogueModel, minutes: usize) -> DayOfTraffic {
+fn stretches(draws: &mut Random, model: &CatalogModel, minutes: usize) -> DayOfTraffic {
     let mut is_busy = draws.share() < BUSY_MINUTES / (BUSY_MINUTES + QUIET_MINUTES);
     let length = |is_busy, draws: &mut Random| {
         draws.gap(60_000.0 * if is_busy { BUSY_MINUTES } else { QUIET_MINUTES }).0 / 60_000
@@ -121,7 +121,7 @@ fn stretches(draws: &mut Random, model: &CatalogueModel, minutes: usize) -> DayO
     DayOfTraffic::new((0..minutes).map(minute).collect()).expect("it has minutes")
 }
 
-/// So many H100, in nodes of eight; the last may have fewer. Every node has the catalogue's files on its disk.
+/// So many H100, in nodes of eight; the last may have fewer. Every node has the catalog's files on its disk.
 pub fn machines(gpus: usize, models: &[ServedModel]) -> Machines {
     let spec = |n: usize| MachineSpec {
         name: NodeName::parse(&format!("node-{n:02}")).expect("digits are a name"),

@@ -1,4 +1,4 @@
-//! The crate's floors: which module may import from which. The lists in `src/lib.rs` and `src/scheduling/mod.rs` are the truth;
+//! The crate's layers: which module may import from which. The lists in `src/lib.rs` and `src/scheduling/mod.rs` are the truth;
 //! this test reads them, and every path in the code except that of tests.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,56 +10,58 @@ use syn::{Attribute, Item, Token, UseTree};
 /// Names of modules, from the crate's root.
 type Module = Vec<String>;
 
-/// Each listed module with its floor, counted from below.
-struct Floors(BTreeMap<Module, usize>);
+/// Each listed module with its layer, counted from below.
+struct Layers(BTreeMap<Module, usize>);
 
-impl Floors {
+impl Layers {
     fn read(src: &Path) -> Self {
-        let mut rooms: Vec<Vec<Module>> = Vec::new();
-        for floor in listed(&src.join("lib.rs")) {
-            if floor == [["scheduling"]] {
+        let mut listed_modules: Vec<Vec<Module>> = Vec::new();
+        for layer in listed(&src.join("lib.rs")) {
+            if layer == [["scheduling"]] {
                 let inner = listed(&src.join("scheduling/mod.rs"));
-                rooms.extend(inner.into_iter().map(|floor| {
-                    let below = |room: Module| [vec!["scheduling".to_owned()], room].concat();
-                    floor.into_iter().map(below).collect()
+                listed_modules.extend(inner.into_iter().map(|layer| {
+                    let below =
+                        |listed_module: Module| [vec!["scheduling".to_owned()], listed_module].concat();
+                    layer.into_iter().map(below).collect()
                 }));
             } else {
-                rooms.push(floor);
+                listed_modules.push(layer);
             }
         }
-        let on_floor =
-            |(floor, rooms): (usize, Vec<Module>)| rooms.into_iter().map(move |room| (room, floor));
-        Self(rooms.into_iter().enumerate().flat_map(on_floor).collect())
+        let on_layer = |(layer, listed_modules): (usize, Vec<Module>)| {
+            listed_modules.into_iter().map(move |listed_module| (listed_module, layer))
+        };
+        Self(listed_modules.into_iter().enumerate().flat_map(on_layer).collect())
     }
 
     /// The listed module that contains a module, or what a path names.
-    fn room_of(&self, path: &[String]) -> Option<(&Module, usize)> {
+    fn listed_module_of(&self, path: &[String]) -> Option<(&Module, usize)> {
         (1..=path.len())
             .rev()
             .find_map(|n| self.0.get_key_value(&path[..n]))
-            .map(|(room, floor)| (room, *floor))
+            .map(|(listed_module, layer)| (listed_module, *layer))
     }
 }
 
-/// The floors that the list in a module's header names: a bullet is a floor, its links are the modules on it.
+/// The layers that the list in a module's header names: a bullet is a layer, its links are the modules on it.
 fn listed(file: &Path) -> Vec<Vec<Module>> {
     let text = std::fs::read_to_string(file).unwrap();
     let header = text.lines().map_while(|line| line.strip_prefix("//!"));
-    let mut floors: Vec<Vec<Module>> = Vec::new();
+    let mut layers: Vec<Vec<Module>> = Vec::new();
     let mut is_listed = false;
     for line in header {
         let line = line.strip_prefix(' ').unwrap_or(line);
         is_listed = line.starts_with("- ") || is_listed && line.starts_with("  ");
         if line.starts_with("- ") {
-            floors.push(Vec::new());
+            layers.push(Vec::new());
         }
         if is_listed {
             let links = line.split("[`").skip(1).filter_map(|link| link.split_once("`]"));
-            let rooms = links.map(|(name, _)| name.split("::").map(str::to_owned).collect());
-            floors.last_mut().unwrap().extend(rooms);
+            let listed_modules = links.map(|(name, _)| name.split("::").map(str::to_owned).collect());
+            layers.last_mut().unwrap().extend(listed_modules);
         }
     }
-    floors
+    layers
 }
 
 /// Whether a condition holds in tests only: `test`, or `all(test, …)`.
@@ -170,23 +172,23 @@ fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
 }
 
 #[test]
-fn no_module_imports_from_its_own_floor_or_from_one_above() {
+fn no_module_imports_from_its_own_layer_or_from_one_above() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let floors = Floors::read(&src);
+    let layers = Layers::read(&src);
     let modules = imports(&src);
-    let in_rooms = modules.iter().filter(|(module, _)| floors.room_of(module).is_some()).count();
+    let in_listed = modules.iter().filter(|(module, _)| layers.listed_module_of(module).is_some()).count();
     assert!(
-        in_rooms > 300 && floors.0.len() > 20,
-        "{in_rooms} modules in {} rooms were read",
-        floors.0.len()
+        in_listed > 300 && layers.0.len() > 20,
+        "{in_listed} modules in {} listed modules were read",
+        layers.0.len()
     );
     let mut wrong = BTreeSet::new();
     for (module, paths) in &modules {
-        let Some((room, floor)) = floors.room_of(module) else { continue };
+        let Some((listed_module, layer)) = layers.listed_module_of(module) else { continue };
         for path in paths {
-            if let Some((other, above)) = floors.room_of(path)
-                && other != room
-                && above >= floor
+            if let Some((other, above)) = layers.listed_module_of(path)
+                && other != listed_module
+                && above >= layer
             {
                 wrong.insert(format!("{} imports {}", module.join("::"), path.join("::")));
             }
@@ -198,13 +200,14 @@ fn no_module_imports_from_its_own_floor_or_from_one_above() {
 #[test]
 fn every_listed_module_exists_and_every_module_is_in_one() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let floors = Floors::read(&src);
+    let layers = Layers::read(&src);
     let modules: BTreeSet<Module> = imports(&src).into_iter().map(|(module, _)| module).collect();
-    for room in floors.0.keys() {
-        assert!(modules.contains(room), "{} is listed and is not there", room.join("::"));
+    for listed_module in layers.0.keys() {
+        assert!(modules.contains(listed_module), "{} is listed and is not there", listed_module.join("::"));
     }
-    let is_above_rooms = |module: &Module| floors.0.keys().any(|room| room.starts_with(module));
-    for module in modules.iter().filter(|module| !is_above_rooms(module)) {
-        assert!(floors.room_of(module).is_some(), "{} is on no floor", module.join("::"));
+    let is_above_listed =
+        |module: &Module| layers.0.keys().any(|listed_module| listed_module.starts_with(module));
+    for module in modules.iter().filter(|module| !is_above_listed(module)) {
+        assert!(layers.listed_module_of(module).is_some(), "{} is on no layer", module.join("::"));
     }
 }

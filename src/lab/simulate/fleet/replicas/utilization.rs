@@ -1,4 +1,4 @@
-//! A plain HorizontalPodAutoscaler on GPU utilisation, as a baseline. Utilisation is the share of time in which a kernel runs, and
+//! A plain HorizontalPodAutoscaler on GPU utilization, as a baseline. Utilization is the share of time in which a kernel runs, and
 //! one request in a batching engine keeps a kernel running: the counter is full long before the engine is, and nearly full at
 //! night.
 
@@ -14,9 +14,9 @@ const STABILISATION: Millis = Millis::seconds(300);
 /// `behavior.scaleUp`, its default: so many pods, or twice as many as there are, in 15 seconds.
 const STEP_UP: u32 = 4;
 
-/// An HPA (autoscaling/v2) with the default behaviour and one `Pods` metric. It wakes nothing.
+/// An HPA (autoscaling/v2) with the default behavior and one `Pods` metric. It wakes nothing.
 #[derive(Debug, Clone)]
-pub struct UtilisationScaler {
+pub struct UtilizationScaler {
     /// `averageValue`, from 0 to 1.
     target: f64,
     min: u32,
@@ -25,7 +25,7 @@ pub struct UtilisationScaler {
     recommended: VecDeque<(Moment, u32)>,
 }
 
-impl UtilisationScaler {
+impl UtilizationScaler {
     pub fn new(target: f64, min: u32, max: u32) -> Self {
         Self { target, min, max: max.max(min), recommended: VecDeque::new() }
     }
@@ -56,7 +56,7 @@ impl UtilisationScaler {
     }
 }
 
-impl Scaler for UtilisationScaler {
+impl Scaler for UtilizationScaler {
     fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted {
         let current = observed.count();
         let recommended = self.recommend(observed);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn first(busy: &[f64], starting: u32) -> u32 {
-        UtilisationScaler::new(0.8, 1, 50).decide(&observed(busy, starting), at(0)).replicas
+        UtilizationScaler::new(0.8, 1, 50).decide(&observed(busy, starting), at(0)).replicas
     }
 
     #[test]
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn it_falls_to_the_most_of_the_last_five_minutes() {
-        let mut scaler = UtilisationScaler::new(0.8, 1, 50);
+        let mut scaler = UtilizationScaler::new(0.8, 1, 50);
         assert_eq!(scaler.decide(&observed(&[0.8; 8], 0), at(0)).replicas, 8);
         for seconds in (15..=300).step_by(15) {
             assert_eq!(scaler.decide(&observed(&[0.2; 8], 0), at(seconds)).replicas, 8, "{seconds}");
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn what_it_finds_at_first_holds_for_the_window() {
-        let mut scaler = UtilisationScaler::new(0.8, 1, 50);
+        let mut scaler = UtilizationScaler::new(0.8, 1, 50);
         assert_eq!(scaler.decide(&observed(&[0.0; 6], 0), at(0)).replicas, 6);
         assert_eq!(scaler.decide(&observed(&[0.0; 6], 0), at(315)).replicas, 1);
     }
 
     #[test]
     fn it_rises_by_four_or_to_twice_as_many() {
-        let mut scaler = UtilisationScaler::new(0.1, 1, 1000);
+        let mut scaler = UtilizationScaler::new(0.1, 1, 1000);
         assert_eq!(scaler.decide(&observed(&[1.0; 1], 0), at(0)).replicas, 5);
         assert_eq!(scaler.decide(&observed(&[1.0; 10], 0), at(15)).replicas, 20);
     }

@@ -1,4 +1,4 @@
-//! A catalogue of models from 1B to 70B parameters whose traffic has a long tail: rank r is asked for `1 / r^s` as often as rank 1.
+//! A catalog of models from 1B to 70B parameters whose traffic has a long tail: rank r is asked for `1 / r^s` as often as rank 1.
 
 use super::RequestSize;
 use crate::ids::ModelId;
@@ -8,7 +8,7 @@ use crate::lab::simulate::random::Random;
 /// What the numbers drawn here are for; see [`Random::seeded`].
 const PURPOSE: u64 = 66;
 
-/// The shapes that a catalogue draws from, and how many of 100 models have each: small models are what most teams fine-tune.
+/// The shapes that a catalog draws from, and how many of 100 models have each: small models are what most teams fine-tune.
 const SHAPES: [(ModelShape, usize); 8] = [
     (ModelShape::LLAMA_1B, 14),
     (ModelShape::LLAMA_3B, 18),
@@ -20,9 +20,9 @@ const SHAPES: [(ModelShape, usize); 8] = [
     (ModelShape::LLAMA_70B, 4),
 ];
 
-/// One model of a catalogue.
+/// One model of a catalog.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CatalogueModel {
+pub struct CatalogModel {
     pub id: ModelId,
     pub shape: ModelShape,
     /// Requests a second, on average.
@@ -32,11 +32,11 @@ pub struct CatalogueModel {
 
 /// Models by rank: the most asked for first.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ZipfCatalogue {
-    pub models: Vec<CatalogueModel>,
+pub struct ZipfCatalog {
+    pub models: Vec<CatalogModel>,
 }
 
-impl ZipfCatalogue {
+impl ZipfCatalog {
     /// `models` with `per_s` requests a second together; `exponent` is s above, near 1 for what serving pools report. Which
     /// shape a rank has, and how long its requests are, is drawn.
     pub fn generate(seed: u64, models: usize, per_s: f64, exponent: f64) -> Self {
@@ -48,7 +48,7 @@ impl ZipfCatalogue {
             // Prompts from 150 to 2,400 tokens and outputs from 30 to 480: each doubling is as likely.
             let (prompt, output) = (150.0 * 16f64.powf(random.share()), 30.0 * 16f64.powf(random.share()));
             let name = format!("{}-{rank:03}", shape.name);
-            CatalogueModel {
+            CatalogModel {
                 id: ModelId::parse(&name).expect("a shape's name and a number are a model's name"),
                 shape,
                 per_s: per_s * weight(rank) / sum,
