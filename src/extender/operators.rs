@@ -11,6 +11,7 @@ pub use page_limits::PageLimits;
 pub(super) use page_limits::{held, streamed};
 
 use super::Extender;
+use super::page_auth::METRICS;
 use super::request::{BadRequest, json};
 use super::server::PeerAddress;
 use crate::ids::listed;
@@ -136,7 +137,7 @@ async fn metrics(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.metrics.clone();
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/metrics"));
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(METRICS));
     match extender.turn(&asker, page, &turns).await {
         Ok(turn) => {
             let service = extender.service.clone();

@@ -28,6 +28,9 @@ const BOUNDS: ReviewBounds = ReviewBounds {
     in_all: Rate { every: Millis(100), burst: 50 },
 };
 
+/// Without it nobody would be alerted that the API server is silent: a client that was admitted a short time ago may still read it.
+pub const METRICS: &str = "/metrics";
+
 /// Which clients are admitted.
 #[derive(Clone)]
 pub enum PageAuth {
@@ -64,8 +67,14 @@ impl PageAuth {
         let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
         let (authority, asked) = (guard.authority.clone(), token.to_owned());
         let key = token_reviews::key(token, &page.to_string());
+        let tells_of_outages = page == OperatorPage::OfCluster(METRICS);
         let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
-        guard.reviews.verdict(key, source, ask).await.map_err(|error| refusal(&error))
+        match guard.reviews.verdict(key, source, ask).await {
+            Err(AuthError::Unavailable(_)) if tells_of_outages && guard.reviews.last_good(&key).is_some() => {
+                Ok(())
+            }
+            verdict => verdict.map_err(|error| refusal(&error)),
+        }
     }
 }
 
@@ -98,5 +107,57 @@ pub fn refusal(error: &AuthError) -> BadRequest {
         }
         AuthError::Unavailable(_) => BadRequest::Undecided { code, message },
         AuthError::Crowded => BadRequest::Crowded { code, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::Policy;
+    use futures::future::BoxFuture;
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Every answer is good at that moment only, until nothing is answered.
+    #[derive(Default)]
+    struct SilentApiServer {
+        is_silent: AtomicBool,
+    }
+
+    impl PageAuthority for SilentApiServer {
+        fn may_see<'a>(
+            &'a self,
+            token: &'a str,
+            _: &'a OperatorPage,
+        ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
+            let answer = match (self.is_silent.load(Ordering::Relaxed), token) {
+                (true, _) => Err(AuthError::Unavailable("no answer".into())),
+                (false, "bad") => Err(AuthError::Invalid("unknown".into())),
+                (false, _) => Ok(Some(Millis(0))),
+            };
+            std::future::ready(answer).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn metrics_are_read_while_the_api_server_is_silent_by_clients_that_it_admitted_before() {
+        let api_server = Arc::new(SilentApiServer::default());
+        let auth = PageAuth::by(api_server.clone(), Service::with_stopped_clock(Policy::default()));
+        let status = async |token: &str, page: &'static str| {
+            let headers = [(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap())];
+            let page = OperatorPage::OfCluster(page);
+            let admitted = auth.admit(&headers.into_iter().collect(), Ipv4Addr::LOCALHOST.into(), page).await;
+            admitted.err().map_or("admitted", |refused| refused.code())
+        };
+        for (token, page) in [("good", METRICS), ("good", "/v1/models"), ("other", "/v1/models")] {
+            assert_eq!(status(token, page).await, "admitted");
+        }
+        assert_eq!(status("bad", METRICS).await, "invalid-token");
+        api_server.is_silent.store(true, Ordering::Relaxed);
+        assert_eq!(status("good", METRICS).await, "admitted");
+        assert_eq!(status("good", "/v1/models").await, "token-unchecked");
+        assert_eq!(status("other", METRICS).await, "token-unchecked", "admitted to another page");
+        assert_eq!(status("new", METRICS).await, "token-unchecked");
+        assert_eq!(status("bad", METRICS).await, "invalid-token", "what was bad stays so");
     }
 }

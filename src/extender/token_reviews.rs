@@ -27,7 +27,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 pub const GOOD_FOR: Millis = Millis::seconds(60);
 /// How long a bad answer is cached: an agent tries every second, and the cause may be fixed meanwhile.
 pub const BAD_FOR: Millis = Millis::seconds(5);
-/// For this long after it was good, a token is reviewed before unknown ones.
+/// For this long after it was good, a token is reviewed before unknown ones, and is [known to have been good](Reviews::last_good).
 const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
 
 /// The limits of one address.
@@ -147,6 +147,13 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         };
         let answered = answer.wait_for(Option::is_some).await.ok().and_then(|answer| answer.clone());
         answered.unwrap_or_else(|| Err(AuthError::Unavailable("the question was dropped".into())))
+    }
+
+    /// What the API server answered last, if that was good and is not long ago: for what has to be seen while it does not answer.
+    pub fn last_good(&self, key: &ReviewKey) -> Option<V> {
+        let (now, known) = (self.service.now(), self.known.lock());
+        let (value, until) = known.good.get(key)?;
+        (now < *until + GOOD_BEFORE).then(|| value.clone())
     }
 
     fn begin(
