@@ -3,7 +3,7 @@
 
 use super::access::AccessArgs;
 use super::operators_client;
-use crate::flight_recorder::write_bundle_of;
+use crate::flight_recorder::{LeftOut, write_bundle_of};
 use crate::policy_file::format;
 use crate::service::BundleNames;
 use anyhow::{Context, Result, bail};
@@ -43,19 +43,19 @@ pub struct BundleArgs {
 impl BundleArgs {
     pub async fn run(self) -> Result<ExitCode> {
         if self.file == Path::new("-") {
-            self.write_to(&mut std::io::stdout()).await?;
-            return Ok(ExitCode::SUCCESS);
+            let left_out = self.write_to(&mut std::io::stdout()).await?;
+            return Ok(warned_of(&left_out));
         }
         let unwritten = || format!("the bundle {} cannot be written", self.file.display());
         // It comes under its name when it is whole.
         let part = self.file.with_extension("part");
         let mut out = BufWriter::new(File::create(&part).with_context(unwritten)?);
-        let written = self.write_to(&mut out).await.and_then(|()| {
+        let written = self.write_to(&mut out).await.and_then(|left_out| {
             out.flush().with_context(unwritten)?;
-            Ok(out.get_ref().metadata().with_context(unwritten)?.len())
+            Ok((out.get_ref().metadata().with_context(unwritten)?.len(), left_out))
         });
-        let bytes = match written {
-            Ok(bytes) if bytes > 0 => bytes,
+        let (bytes, left_out) = match written {
+            Ok((bytes, left_out)) if bytes > 0 => (bytes, left_out),
             not_written => {
                 let _ = std::fs::remove_file(&part);
                 not_written?;
@@ -69,11 +69,12 @@ impl BundleArgs {
         };
         std::fs::rename(&part, &self.file).with_context(unwritten)?;
         let file = self.file.display();
-        writeln!(std::io::stdout(), "{file}: {bytes} bytes. Decide it again with `stowage replay {file}`")?;
-        Ok(ExitCode::SUCCESS)
+        writeln!(std::io::stdout(), "{file}: {bytes} bytes. Replay it with `stowage replay {file}`")?;
+        Ok(warned_of(&left_out))
     }
 
-    async fn write_to(&self, out: &mut (dyn Write + Send)) -> Result<()> {
+    /// Answers what of a local recording is not in the bundle.
+    async fn write_to(&self, out: &mut (dyn Write + Send)) -> Result<Vec<LeftOut>> {
         if let Some(from) = &self.from {
             let names = if self.redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
             let unread = || format!("no bundle of {}", from.display());
@@ -83,8 +84,21 @@ impl BundleArgs {
         let redact = if self.redact { "&redact=true" } else { "" };
         let page = format!("/v1/bundle?minutes={}{redact}", self.last);
         operators_client::download(&self.server, &access, &page, out).await?;
-        Ok(())
+        Ok(Vec::new())
     }
+}
+
+/// 1 if something is not in the bundle: it replays as a whole one does.
+fn warned_of(left_out: &[LeftOut]) -> ExitCode {
+    for LeftOut { path, at, bytes } in left_out {
+        let path = path.display();
+        // A reader of the warnings that has gone does not take the bundle with it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "warning: {path} is cut or damaged at byte {at}: {bytes} bytes of it are not in the bundle"
+        );
+    }
+    if left_out.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
 /// Whole minutes, rounded up.

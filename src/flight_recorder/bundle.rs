@@ -31,8 +31,22 @@ impl BundleSource for Recordings {
     }
 }
 
-/// Writes a bundle of a whole recording: a directory of segments, or one file.
-pub fn write_bundle_of(recording: &Path, names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
+/// A file of which a part is not in the bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    pub path: PathBuf,
+    /// What is cut or damaged begins here.
+    pub at: u64,
+    /// How many bytes are left out, from there on.
+    pub bytes: u64,
+}
+
+/// Writes a bundle of a whole recording: a directory of segments, or one file. Answers what is not in it.
+pub fn write_bundle_of(
+    recording: &Path,
+    names: BundleNames,
+    out: &mut dyn Write,
+) -> io::Result<Vec<LeftOut>> {
     let about = std::fs::metadata(recording)?;
     let files = match about.is_dir() {
         true => {
@@ -41,7 +55,24 @@ pub fn write_bundle_of(recording: &Path, names: BundleNames, out: &mut dyn Write
         }
         false => vec![RecordedFile { path: recording.to_owned(), bytes: about.len() }],
     };
-    write(&files, names, out)
+    write(&files, names, out)?;
+    left_out(&files)
+}
+
+fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
+    let mut left_out = Vec::new();
+    for file in files {
+        each(std::slice::from_ref(file), |mut content| {
+            let copied = copy_whole_entries(&mut content, &mut io::sink())?;
+            left_out.extend(copied.broken_at.map(|at| LeftOut {
+                path: file.path.clone(),
+                at,
+                bytes: file.bytes.saturating_sub(at),
+            }));
+            Ok(())
+        })?;
+    }
+    Ok(left_out)
 }
 
 fn write(files: &[RecordedFile], names: BundleNames, out: &mut dyn Write) -> io::Result<()> {

@@ -12,7 +12,7 @@ mod bundle;
 mod ring;
 mod writer;
 
-pub use bundle::{Recordings, write_bundle_of};
+pub use bundle::{LeftOut, Recordings, write_bundle_of};
 pub use ring::{BadDirectory, Ring, RingLimits, Segments};
 
 use crate::build_info;

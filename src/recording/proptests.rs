@@ -6,8 +6,10 @@ use super::closed_loop::comparison::Comparison;
 use super::closed_loop::demand::RecordedDemand;
 use super::closed_loop::policies::LoopPolicy;
 use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
+use super::frame::HEAD_BYTES;
 use super::read::{Part, ReadError, Reader};
 use super::replay::{Replay, ReplayError};
+use super::whole_entries::copy_whole_entries;
 use super::write::SegmentWriter;
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::PackingPolicy;
@@ -168,12 +170,22 @@ proptest! {
         let (parts, error) = read(&bytes[..at]);
         prop_assert!(parts.len() < all(&segments).len());
         prop_assert_eq!(&parts[..], &all(&segments)[..parts.len()]);
+        let error_is_cut = matches!(error, Some(ReadError::Cut { .. }));
         match error {
             Some(ReadError::Cut { at: named }) => prop_assert!(named <= at as u64),
             Some(ReadError::NotARecording) => prop_assert_eq!(at, 0),
             // Between two frames nothing shows that more came.
             None => prop_assert!(at > 0),
             Some(other) => prop_assert!(false, "{}", other),
+        }
+        let mut copy = Vec::new();
+        let copied = copy_whole_entries(&mut &bytes[..at], &mut copy).unwrap();
+        prop_assert_eq!(copied.bytes, copy.len() as u64);
+        prop_assert!(bytes.starts_with(&copy));
+        match copied.broken_at {
+            Some(whole) => prop_assert!(error_is_cut && whole == copied.bytes),
+            // The beginning of a segment is not copied, and is not missed.
+            None => prop_assert!(copy.len() == at || copy.len() + HEAD_BYTES == at),
         }
     }
 
@@ -188,6 +200,8 @@ proptest! {
         let (parts, error) = read(&bytes);
         prop_assert_eq!(&parts[..], &all(&segments)[..parts.len()], "nothing is misread");
         prop_assert!(error.is_some(), "bit {} of byte {}", bit, at);
+        let copied = copy_whole_entries(&mut &bytes[..], &mut std::io::sink()).unwrap();
+        prop_assert!(copied.broken_at.is_some_and(|whole| whole <= at as u64), "{:?} of byte {}", copied, at);
     }
 
     #[test]

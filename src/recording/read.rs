@@ -106,8 +106,17 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The next part as it is written.
+    /// The next part as it is written. After an error there is nothing more.
     pub(super) fn next_line(&mut self) -> Result<Option<RawPart>, ReadError> {
+        if self.is_over {
+            return Ok(None);
+        }
+        let line = self.read_line();
+        self.is_over = !matches!(line, Ok(Some(_)));
+        line
+    }
+
+    fn read_line(&mut self) -> Result<Option<RawPart>, ReadError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.text[self.taken..]) {
                 let line = self.taken..self.taken + end;

@@ -4,37 +4,61 @@
 use super::frame::{FrameHead, HEAD_BYTES, MAGIC};
 use std::io::{self, Read, Write};
 
-/// The copy ends before what is cut, and before what its checksum does not confirm. Answers how many bytes it has.
-pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<u64> {
+/// How much of a recording is whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// The bytes of the copy.
+    pub bytes: u64,
+    /// Where the whole entries end, if something is cut there or its checksum does not confirm it. Nothing after it is in the copy.
+    pub broken_at: Option<u64>,
+}
+
+/// Copies all entries up to the first that is cut, or that its checksum does not confirm.
+pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<Copied> {
     let (mut copied, mut unfinished) = (0, Vec::new());
+    let (mut read, mut whole, mut begins_segment) = (0, 0, false);
     let mut head = [0; HEAD_BYTES];
-    while read_all(from, &mut head)? {
-        if head.starts_with(&MAGIC) {
+    let broken_at = loop {
+        match fill(from, &mut head)? {
             // A segment without an entry is none.
+            0 if unfinished.is_empty() || begins_segment => break None,
+            n if n < HEAD_BYTES => break Some(whole),
+            _ => {}
+        }
+        begins_segment = head.starts_with(&MAGIC);
+        if begins_segment {
             unfinished = head.to_vec();
+            read += HEAD_BYTES as u64;
             continue;
         }
-        let Ok(frame) = FrameHead::read(&head) else { break };
+        let Ok(frame) = FrameHead::read(&head) else { break Some(whole) };
         let mut stored = vec![0; frame.stored];
-        if !read_all(from, &mut stored)? || frame.check(&stored).is_err() {
-            break;
+        if fill(from, &mut stored)? < stored.len() || frame.check(&stored).is_err() {
+            break Some(whole);
         }
+        read += (HEAD_BYTES + stored.len()) as u64;
         unfinished.extend(head);
         unfinished.extend(stored);
         if frame.ends_entry {
             to.write_all(&unfinished)?;
             copied += unfinished.len() as u64;
             unfinished.clear();
+            whole = read;
         }
-    }
-    Ok(copied)
+    };
+    Ok(Copied { bytes: copied, broken_at })
 }
 
-/// Whether the buffer could be filled.
-fn read_all(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<bool> {
-    match from.read_exact(buffer) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
+/// Fills the buffer as far as there are bytes. Answers how far.
+fn fill(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match from.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
+    Ok(filled)
 }

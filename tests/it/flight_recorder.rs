@@ -208,6 +208,28 @@ fn a_recording_that_is_cut_is_replayed_up_to_there() {
     assert!(!said.out.starts_with("0 "), "{}", said.out);
 }
 
+#[test]
+fn a_bundle_of_a_recording_that_is_cut_or_damaged_says_what_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (recording, bundle) = (path("recording"), path("bundle"));
+    let whole = whole();
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    for (recorded, is_whole) in [(&whole[..], true), (&whole[..whole.len() - 10], false), (&damaged, false)] {
+        std::fs::write(&recording, recorded).unwrap();
+        for redaction in [&[][..], &["--redact"]] {
+            let said = stowage(&[&["bundle", "--from", &recording, "-f", &bundle][..], redaction].concat());
+            assert_eq!(said.code, if is_whole { 0 } else { 1 }, "{}{}", said.out, said.err);
+            assert_eq!(said.err.is_empty(), is_whole, "{}", said.err);
+            assert!(
+                is_whole || said.err.contains(&format!("warning: {recording} is cut or damaged at byte "))
+            );
+            assert_eq!(stowage(&["replay", &bundle]).code, 0, "what it has replays");
+        }
+    }
+}
+
 /// As a full disk leaves it.
 #[test]
 fn a_segment_without_a_byte_is_none() {
