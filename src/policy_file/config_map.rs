@@ -33,11 +33,11 @@ pub fn documents(
     }
     for (key, node) in files {
         match &node.value {
-            Value::Scalar(scalar) if scalar.text.trim().is_empty() => {
-                diagnostics.push(super::empty(key.span))
-            }
             Value::Scalar(Scalar { text, .. }) => {
                 let (mut read, mut found) = read_within(node.span, text, texts, nodes);
+                if read.is_empty() && found.is_empty() {
+                    found.push(super::empty(key.span));
+                }
                 documents.append(&mut read);
                 diagnostics.append(&mut found);
             }

@@ -77,11 +77,10 @@ fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
     let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
-        if source.bytes.trim_ascii().is_empty() {
-            found.diagnostics.push(empty(Span::new(FileId::at(index), 0..0)));
-            continue;
-        }
         let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
+        if documents.is_empty() && diagnostics.is_empty() {
+            found.diagnostics.push(empty(Span::new(FileId::at(index), 0..0)));
+        }
         found.diagnostics.append(&mut diagnostics);
         for document in documents {
             if !config_map::is_config_map(&document) {
@@ -96,9 +95,9 @@ fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
     found
 }
 
-/// An empty file is probably an accident: every guarantee would be gone.
+/// A file without content, comments or not, is probably an accident: every guarantee would be gone.
 fn empty(span: Span) -> Diagnostic {
-    Diagnostic::error("empty-file", span, "the file is empty")
+    Diagnostic::error("empty-file", span, "the file has no content")
         .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
 }
 

@@ -31,12 +31,23 @@ fn no_file_at_all_is_the_default_policy() {
 }
 
 #[test]
-fn n17_a_file_without_a_byte_is_no_policy_and_an_empty_document_is_the_default_one() {
-    for text in ["", "\n", " \t\r\n\n"] {
+fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one() {
+    // The default policy begins with comments: cut off among them, it must not become the policy in force.
+    let cut = &include_str!("../../policies/first-day-shadow/policy.yaml")[..100];
+    for text in ["", "\n", " \t\r\n\n", "---\n", "# nothing yet\n", "null\n", "~", "---\n---\n# a\n", cut] {
         assert_eq!(codes(text), ["empty-file"], "{text:?}");
         assert!(load(&files(&["mode: shadow\n", text])).is_err(), "beside another file, too");
+        if !text.trim().is_empty() {
+            let indented: String = text.lines().map(|line| format!("    {line}\n")).collect();
+            let map = format!("kind: ConfigMap\ndata:\n  a.yaml: |\n{indented}");
+            assert_eq!(codes(&map), ["empty-file"], "{map}");
+        }
     }
-    for text in ["{}", "---\n", "# nothing yet\n"] {
+    assert_eq!(
+        loaded(&["mode: shadow\n---\n# nothing more\n"]).policy.mode,
+        crate::scheduling::policy::Mode::Shadow
+    );
+    for text in ["{}", "--- {}\n"] {
         assert_eq!(loaded(&[text]).policy.digest, loaded(&[]).policy.digest, "{text:?}");
     }
 }

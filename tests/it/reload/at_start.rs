@@ -93,7 +93,11 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     let running = start(&folder, &kept);
     running.line_with("policy files rejected");
     let ready = Client::connect(running.operators).get("/readyz");
-    assert!(ready.text().contains("the file is empty (the last good policy decides)"), "{}", ready.text());
+    assert!(
+        ready.text().contains("the file has no content (the last good policy decides)"),
+        "{}",
+        ready.text()
+    );
     assert_eq!(in_force(&running), last_good);
     drop(running);
     // A file that is gone, and was a policy once, is not a wrong flag.
