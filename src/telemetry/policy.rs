@@ -30,7 +30,7 @@ impl PolicyMetrics {
             ),
             refused: families.gauge(
                 "stowage_policy_reload_failed",
-                "1 while the policy files are rejected and the previous policy stays in force.",
+                "1 while the policy files are rejected; the last valid policy, or the built-in one, stays in force.",
             ),
             window_changes: families.counter(
                 "stowage_policy_window_changes_total",
