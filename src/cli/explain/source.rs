@@ -1,6 +1,7 @@
 //! Sources of an explanation: the operators' address of a running service, or a dump that is loaded here.
 
 use crate::cli::access::Access;
+use crate::cli::note;
 use crate::cli::operators_client::{self, NoAnswer, escaped};
 use crate::ids::PodKey;
 use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
@@ -52,7 +53,7 @@ pub fn from_dump(
     let service = Service::new(policy);
     let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
     if let Some(left_out) = left_out_text(loaded.left_out()) {
-        eprintln!("warning: {left_out}");
+        note(format_args!("warning: {left_out}"));
     }
     let mut cluster = service.cluster();
     let explained = cluster.uid_of(key).and_then(|uid| explain(&mut *cluster, &uid, options));

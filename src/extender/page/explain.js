@@ -14,6 +14,7 @@ function stage(of) {
     default: {
       if (of.gate === "planned") return `Gated by stowage.dev/plan; ${of.failedAttempts ? `${plural(of.failedAttempts, "attempt")} of the planner failed in a row` : "the planner has not tried it yet"}.`;
       if (of.gate === "others") return "Gated by a scheduling gate that is not Stowage's.";
+      if (of.refused?.supposed) return "Waits; kube-scheduler has not asked about it since this replica began to act.";
       if (of.refused) return `Rejected ${time(of.refused.agoMillis)} ago; kube-scheduler asked about ${plural(of.refused.askedAbout, "node")}.`;
       return of.offeredNode ? `Was offered ${of.offeredNode}.` : "kube-scheduler has not asked about it since this replica started.";
     }

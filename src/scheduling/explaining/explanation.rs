@@ -290,6 +290,9 @@ pub struct RefusedPart {
     pub woken: u32,
     /// How many times in a row it was woken and refused again.
     pub unanswered_wakes: u32,
+    /// Nobody has asked about it since this process began to act: an earlier one may have refused it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supposed: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

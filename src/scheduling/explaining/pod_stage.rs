@@ -88,6 +88,7 @@ fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
         asked_about: facts.open_places().count() as u32,
         woken: refused.woken,
         unanswered_wakes: waiting.unanswered_wakes,
+        supposed: refused.is_supposed,
     };
     PodStage::Waiting {
         offered_node: waiting.offered.clone(),

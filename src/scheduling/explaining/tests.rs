@@ -231,6 +231,21 @@ fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
 }
 
 #[test]
+fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_about() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let uid = world.wait(&pod("p", "20Gi"));
+    world.ledger.suppose_all_refused();
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::All).unwrap();
+    let PodStage::Waiting { refused: Some(refused), .. } = &explanation.stage else { panic!() };
+    assert!(refused.supposed);
+    assert!(matches!(changes(&explanation)[0], RemedyChange::NotAsked), "{:?}", changes(&explanation));
+    let all = world.ledger.snapshot().set_of([0].into_iter());
+    world.ledger.note_refused(&uid, Some(all));
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::All).unwrap();
+    assert!(matches!(changes(&explanation)[0], RemedyChange::Requeued { woken: 0, .. }));
+}
+
+#[test]
 fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
     let mut world =
         ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);

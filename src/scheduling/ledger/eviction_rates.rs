@@ -45,6 +45,8 @@ struct ScopeReservation {
 /// What is stored of recent evictions: the counts follow from it.
 #[derive(Serialize, Deserialize)]
 struct StoredEvictions {
+    /// Recordings call it something else.
+    #[serde(rename = "lately")]
     recently: VecDeque<(Moment, NodeName, Option<TenantId>)>,
     reserved: Vec<(ScopeKey, ScopeReservation)>,
 }

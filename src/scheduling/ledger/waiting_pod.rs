@@ -77,6 +77,9 @@ pub struct FilterRefusal {
     /// How often it was woken since it last asked. Recordings call it something else.
     #[serde(rename = "unanswered")]
     pub woken: u32,
+    /// Nothing of it was seen: an earlier leader or process may have refused the pod.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_supposed: bool,
 }
 
 /// GPUs that were just offered to a pod, so that the next pod looks elsewhere first.
@@ -110,7 +113,13 @@ impl WaitingPod {
 
     pub(super) fn note_refused(&mut self, at: Moment, asked: Option<NodeSet>) {
         self.unplaced_since.get_or_insert(at);
-        self.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), woken: 0 });
+        let asked = asked.map(Arc::new);
+        self.refused = Some(FilterRefusal { at, asked, woken: 0, is_supposed: false });
+    }
+
+    pub(super) fn suppose_refused(&mut self, at: Moment) {
+        self.note_refused(at, None);
+        self.refused.iter_mut().for_each(|refused| refused.is_supposed = true);
     }
 
     pub(super) fn note_woken(&mut self, at: Moment) {

@@ -121,7 +121,11 @@ impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
     pub(in crate::scheduling) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
-        if self.pod_states.note_waiting(uid, |waiting| waiting.note_refused(at, asked)).is_some() {
+        self.enter_refused(uid, |waiting| waiting.note_refused(at, asked));
+    }
+
+    fn enter_refused(&mut self, uid: &PodUid, note: impl FnOnce(&mut WaitingPod)) {
+        if self.pod_states.note_waiting(uid, note).is_some() {
             self.waiting_pods.refused.insert(uid.clone());
         }
         self.requeue(uid);
@@ -139,7 +143,8 @@ impl Ledger {
         };
         let waiting = self.pods_in_no_order().filter(|(_, pod_state)| waits(pod_state));
         let waiting: BTreeSet<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
-        waiting.iter().for_each(|uid| self.note_refused(uid, None));
+        let at = self.now;
+        waiting.iter().for_each(|uid| self.enter_refused(uid, |waiting| waiting.suppose_refused(at)));
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by

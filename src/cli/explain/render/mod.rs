@@ -303,7 +303,18 @@ fn state(explanation: &Explanation) -> String {
 }
 
 fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> String {
-    let RefusedPart { ago_millis, asked_about, woken, unanswered_wakes } = refused;
+    let RefusedPart { ago_millis, asked_about, woken, unanswered_wakes, supposed } = refused;
+    if *supposed {
+        let not_asked = "kube-scheduler has not asked about it since this replica began to act";
+        return match *woken {
+            0 => format!("pending; {not_asked}"),
+            woken => format!(
+                "pending; requeued {}, last {} ago; {not_asked}",
+                plural(woken, "time"),
+                length(*ago_millis)
+            ),
+        };
+    }
     let woken = match *woken {
         0 => String::new(),
         woken => format!("; requeued {} since without being asked about", plural(woken, "time")),

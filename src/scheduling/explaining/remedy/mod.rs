@@ -298,6 +298,7 @@ fn best_gpu_candidate(facts: &Facts, demand: &Demand, allowance: TenantLimit) ->
 fn next_step(facts: &Facts) -> Option<RemedyChange> {
     let PodPhase::Waiting(waiting) = &facts.entry.phase else { return None };
     Some(match (&waiting.refused, &waiting.offered) {
+        (Some(refused), _) if refused.is_supposed && refused.woken == 0 => RemedyChange::NotAsked,
         (Some(refused), _) => {
             RemedyChange::Requeued { woken: refused.woken, ago_millis: facts.now.since(refused.at) }
         }
