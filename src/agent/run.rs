@@ -115,7 +115,10 @@ async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
         replicas.iter().map(|(name, state)| format!("{name}: {}", state.latest)).collect();
     // Errors that a replica's line shows already are not repeated.
     let others = problems.iter().filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
-    others.chain(&lines).for_each(|line| eprintln!("{line}"));
+    for line in others.chain(&lines) {
+        // If nobody reads standard error, the exit code still says it.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
     let is_taken = replicas.values().any(|replica| replica.latest == PublishOutcome::Accepted);
     ensure!(is_taken, "no extender accepted the report");
     Ok(())

@@ -41,6 +41,8 @@ pub enum BadNodes {
     Value { key: &'static str, text: String, expected: &'static str },
     #[error("{key} is {text:?}: {error}")]
     Quantity { key: &'static str, text: String, error: QuantityError },
+    #[error("{key} is {text:?}, which is {} bytes; write an amount with its unit, such as {key}=80Gi", .bytes.0)]
+    NoUnit { key: &'static str, text: String, bytes: Bytes },
     #[error("it does not say how many GPUs a node has; add gpus=8")]
     NoGpus,
     #[error("it does not say which GPU the nodes have; add gpu=A100-80GB, or its memory as vram=80Gi")]
@@ -70,6 +72,14 @@ fn meant(key: &str) -> String {
     match nearest(key, &KEYS) {
         Some(near) => format!("did you mean {near}?"),
         None => format!("the keys are {}", KEYS.join(", ")),
+    }
+}
+
+/// No node has less than a mebibyte: the unit was forgotten.
+fn with_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, BadNodes> {
+    match bytes.0 < 1 << 20 {
+        true => Err(BadNodes::NoUnit { key, text: text.into(), bytes }),
+        false => Ok(bytes),
     }
 }
 
@@ -128,9 +138,11 @@ impl NodeShorthand {
                 self.gpus = count.ok_or_else(|| value("a whole number from 1 to 64"))?;
             }
             "gpu" => self.gpu = Some(GpuModel::parse(text)?.to_string()),
-            "vram" => self.vram = Some(Bytes::parse_quantity(text).map_err(quantity)?),
+            "vram" => self.vram = Some(with_unit(key, text, Bytes::parse_quantity(text).map_err(quantity)?)?),
             "cpu" => self.cpu = Some(MilliCpu::parse_quantity(text).map_err(quantity)?),
-            "memory" => self.memory = Some(Bytes::parse_quantity_up(text).map_err(quantity)?),
+            "memory" => {
+                self.memory = Some(with_unit(key, text, Bytes::parse_quantity_up(text).map_err(quantity)?)?);
+            }
             "label" => {
                 let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
                 let (key, value) = pair.ok_or_else(|| value("KEY=VALUE, such as label=pool=bank"))?;

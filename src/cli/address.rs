@@ -8,6 +8,9 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
         return Ok(address);
     }
     let form = "write HOST:PORT, such as 127.0.0.1:9444";
+    if text.parse::<u16>().is_ok() {
+        return Err(format!("it has no host: write HOST:PORT, such as 127.0.0.1:{text}"));
+    }
     if !text.contains(':') {
         return Err(format!("it has no port: {form}"));
     }
@@ -27,6 +30,7 @@ mod tests {
         assert_eq!(address("[::1]:2").unwrap().port(), 2);
         let local = address("localhost:9444").unwrap();
         assert!(local.ip().is_loopback() && local.port() == 9444);
+        assert!(address("9444").unwrap_err().starts_with("it has no host"));
         for mistake in ["9444", "127.0.0.1", "localhost:many", "::"] {
             let error = address(mistake).unwrap_err();
             assert!(error.contains("HOST:PORT"), "{mistake}: {error}");

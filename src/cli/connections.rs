@@ -1,6 +1,7 @@
 //! The part of `stowage serve`'s command line about connections: how many are allowed, and how long each step may take.
 
 use crate::extender::server::limits::ConnectionLimits;
+use crate::policy_file::format;
 use clap::Args;
 use std::time::Duration;
 
@@ -69,10 +70,9 @@ impl ConnectionArgs {
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration =
-        text.parse().map_err(|error| format!("{error}; write a time such as 10s, 500ms or 2m"))?;
-    let duration = Duration::try_from(parsed).map_err(|_| "a time cannot be negative".to_owned())?;
-    match duration {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    match Duration::from_millis(millis.0) {
         Duration::ZERO => Err("no connection is served in no time; write a time such as 10s".into()),
         longer if longer > LONGEST => Err("longer than a year".into()),
         duration => Ok(duration),

@@ -24,6 +24,11 @@ impl LogArgs {
     /// `RUST_LOG` overrides the level.
     pub fn to_stderr(&self, level: &str) {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        if let Some(word) = std::env::var("RUST_LOG").ok().and_then(|levels| no_level(&levels)) {
+            super::note(format_args!(
+                "warning: RUST_LOG says {word:?}, which is no level (error, warn, info, debug, trace, off) and no module of stowage"
+            ));
+        }
         // Where nobody reads the log any more, the default would say so with a panic.
         let log = tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -34,5 +39,30 @@ impl LogArgs {
             LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal() && !wants_no_color()).try_init(),
             LogFormat::Json => log.json().flatten_event(true).try_init(),
         };
+    }
+}
+
+/// A word that stands where a level should, and would turn the log off.
+fn no_level(levels: &str) -> Option<String> {
+    const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+    let is_known = |word: &str| {
+        LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level))
+            || word.contains(['=', '['])
+            || word.starts_with("stowage")
+    };
+    levels.split(',').map(str::trim).find(|word| !word.is_empty() && !is_known(word)).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::no_level;
+
+    #[test]
+    fn a_misspelt_level_is_named() {
+        for fine in ["info", "DEBUG", "stowage=trace,warn", "stowage::agent", "hyper=off", ""] {
+            assert_eq!(no_level(fine), None, "{fine}");
+        }
+        assert_eq!(no_level("debgu").as_deref(), Some("debgu"));
+        assert_eq!(no_level("stowage=info,wran").as_deref(), Some("wran"));
     }
 }

@@ -210,7 +210,7 @@ struct ServeArgs {
     identity: Option<String>,
 
     /// The part before `=` of the CDI names written on pods
-    #[arg(long, value_name = "KIND", default_value = kubernetes::CDI_KIND)]
+    #[arg(long, value_name = "KIND", default_value = kubernetes::CDI_KIND, value_parser = cdi_kind)]
     cdi_kind: String,
 
     #[command(flatten)]
@@ -352,12 +352,18 @@ pub fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
 /// The exit code for an error before there is an answer: a script shall not take it for one.
 pub const NO_ANSWER: u8 = 2;
 
+/// Prints a line on standard error. If its reader has gone, as in `stowage ... 2>&1 | head`, it is not printed; `eprintln!` would
+/// panic.
+pub fn note(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Says the error, if anybody reads on.
 pub fn no_answer(error: anyhow::Error) -> Result<ExitCode> {
     if is_of_broken_pipe(&error) {
         return Err(error);
     }
-    eprintln!("error: {error:#}");
+    note(format_args!("error: {error:#}"));
     Ok(NO_ANSWER.into())
 }
 
@@ -455,6 +461,18 @@ fn lease_name(text: &str) -> Result<LeaseName> {
 
 /// Shorter, a merely busy API server would not answer in time; longer, a new leader would wait for minutes.
 const WRITE_DEADLINES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+
+/// As the Container Device Interface allows it; the names on pods continue it with `=` and a device.
+fn cdi_kind(text: &str) -> Result<String, String> {
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))
+    };
+    match text.split_once('/').is_some_and(|(vendor, class)| is_name(vendor) && is_name(class)) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("it is no CDI kind: write VENDOR/CLASS, such as {}", kubernetes::CDI_KIND)),
+    }
+}
 
 fn write_deadline(text: &str) -> Result<Duration, String> {
     let millis =

@@ -20,6 +20,12 @@ pub enum NoAnswer {
         "--server {text:?}: {problem}; write http://HOST:PORT, or https:// with --ca where it takes tokens"
     )]
     BadServer { text: String, problem: String },
+    #[error("--server {text:?}: a token would go there in the clear; write https://HOST:PORT")]
+    InTheClear { text: String },
+    #[error(
+        "{server} does not answer in plain HTTP ({cause}). If it is a Stowage with TLS, write --server {tls}"
+    )]
+    SpeaksTls { server: String, tls: String, cause: String },
     #[error(
         "no answer from {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
          cluster: kubectl -n kube-system port-forward deploy/stowage 9445"
@@ -108,8 +114,7 @@ fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {
 fn uri(server: &str, path: &str, access: &Access) -> Result<Uri, NoAnswer> {
     let uri = page_uri(server, path)?;
     if access.authorization.is_some() && uri.scheme_str() == Some("http") {
-        let problem = "a token would go there in the clear".into();
-        return Err(NoAnswer::BadServer { text: server.into(), problem });
+        return Err(NoAnswer::InTheClear { text: server.into() });
     }
     Ok(uri)
 }
@@ -149,7 +154,21 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
     if let Some(authorization) = &access.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
     }
-    client.request(request).await.map_err(|error| unreachable(server, deepest(&error)))
+    client.request(request).await.map_err(|error| {
+        let cause = deepest(&error);
+        match server.strip_prefix("http://").filter(|_| is_no_http(&error)) {
+            Some(rest) => {
+                NoAnswer::SpeaksTls { server: server.into(), tls: format!("https://{rest}"), cause }
+            }
+            None => unreachable(server, cause),
+        }
+    })
+}
+
+/// Whether something answered, and not in HTTP: a server with TLS sends an alert.
+fn is_no_http(error: &(dyn std::error::Error + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.filter_map(|error| error.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse)
 }
 
 async fn whole(server: &str, answer: Response<Incoming>) -> Result<Bytes, NoAnswer> {

@@ -17,6 +17,25 @@ pub struct PodArgument {
 
 /// What kubectl takes for the kind of object.
 const KINDS: [&str; 3] = ["pod", "pods", "po"];
+/// Kinds of objects that have pods, as kubectl takes them.
+const OWNERS: [&str; 16] = [
+    "cronjob",
+    "cronjobs",
+    "daemonset",
+    "daemonsets",
+    "deploy",
+    "deployment",
+    "deployments",
+    "ds",
+    "job",
+    "jobs",
+    "replicaset",
+    "replicasets",
+    "rs",
+    "statefulset",
+    "statefulsets",
+    "sts",
+];
 
 impl PodArgument {
     pub fn key(&self) -> Result<PodKey> {
@@ -27,6 +46,10 @@ impl PodArgument {
 /// The pod of this name, as kubectl would take it.
 pub fn pod_key(pod: &str, namespace: Option<&str>) -> Result<PodKey> {
     let (before, name) = pod.rsplit_once('/').unwrap_or(("", pod));
+    // Alone it may be a namespace's name: `jobs/train`.
+    if namespace.is_some() && OWNERS.contains(&before) {
+        bail!("{pod:?} is not a pod: name one of its pods, as kubectl get pods prints them");
+    }
     let written = Some(before).filter(|before| !before.is_empty() && !KINDS.contains(before));
     let namespace = match (written, namespace) {
         (Some(written), Some(namespace)) if written != namespace => {
@@ -62,6 +85,12 @@ mod tests {
         ] {
             assert_eq!(key(pod, namespace).unwrap(), is);
         }
+    }
+
+    #[test]
+    fn a_workload_is_no_namespace() {
+        let error = key("deployment/small", Some("team-a")).unwrap_err().to_string();
+        assert!(error.contains("name one of its pods"), "{error}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 if nothing is left to be taken off (with `--dry-run`: even if there is), 1 otherwise.
 
+use crate::cli::note;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
 use crate::kubernetes::uninstall::{self, Failure, Leftovers};
@@ -40,7 +41,7 @@ impl UninstallArgs {
         let failures = if self.dry_run { Vec::new() } else { uninstall::remove(&client, &found).await };
         write!(out, "{}", what_stays(&found))?;
         for Failure { object, error } in failures.iter().take(SHOWN) {
-            eprintln!("error: {object}: {error}");
+            note(format_args!("error: {object}: {error}"));
         }
         if self.dry_run || found.is_empty() {
             return Ok(ExitCode::SUCCESS);
@@ -49,7 +50,7 @@ impl UninstallArgs {
         if failures.is_empty() && uninstall::find(&client).await?.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        eprintln!("error: something is left. It is found again: repeat the command.");
+        note(format_args!("error: something is left. It is found again: repeat the command."));
         Ok(ExitCode::FAILURE)
     }
 }

@@ -112,6 +112,12 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
             KubeconfigError::ReadConfig(error, _) => {
                 ConnectError::Kubeconfig { path, reason: error.to_string() }
             }
+            KubeconfigError::CurrentContextNotSet => ConnectError::Kubeconfig {
+                reason: format!(
+                    "it has no current-context: is it a kubeconfig? kubectl --kubeconfig {path} config get-contexts lists its contexts"
+                ),
+                path,
+            },
             error => ConnectError::Kubeconfig { path, reason: error.to_string() },
         }
     };

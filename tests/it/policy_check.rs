@@ -159,6 +159,19 @@ fn a_policy_is_shown_with_where_each_value_came_from() {
 }
 
 #[test]
+fn a_closed_pipe_of_standard_error_does_not_change_the_exit_code() {
+    let (reader, stderr) = std::io::pipe().unwrap();
+    drop(reader);
+    let folder = "tests/golden/policy/broken/many-at-once";
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .args(["explain", "x", "--cluster", folder])
+        .stderr(stderr)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(2), "a panic is 101");
+}
+
+#[test]
 fn a_closed_pipe_is_not_an_error() {
     let (reader, stdout) = std::io::pipe().unwrap();
     drop(reader);

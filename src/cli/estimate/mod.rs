@@ -12,6 +12,7 @@ use super::access::AccessArgs;
 use super::output::OutputArgs;
 use super::{is_of_broken_pipe, standard_input};
 use crate::capacity_plan::gpu_types::{GpuType, UnknownGpuType};
+use crate::cli::note;
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::gpus::{GpuFit, GpuSize, known};
 use crate::estimate::kv_cache::KvCacheDtype;
@@ -170,9 +171,14 @@ fn percent(text: &str) -> Result<Percent, String> {
 }
 
 /// An amount of memory, or a known GPU's name.
+/// Less is a number whose unit was forgotten.
+const LEAST_MEMORY: Bytes = Bytes(1 << 20);
+
 fn gpu_size(text: &str) -> Result<GpuSize, String> {
     let help = match format::quantity(text) {
-        Ok(Bytes::ZERO) => return Err("no GPU has no memory: write an amount such as 80Gi".into()),
+        Ok(memory) if memory < LEAST_MEMORY => {
+            return Err(format!("{text} is {} bytes: write an amount with its unit, such as 80Gi", memory.0));
+        }
         Ok(memory_bytes) => return Ok(GpuSize { name: text.to_owned(), memory_bytes }),
         Err(malformed) => malformed.help,
     };
@@ -218,7 +224,7 @@ impl EstimateArgs {
             if is_of_broken_pipe(&error) || error.is::<clap::Error>() {
                 return Err(error);
             }
-            eprintln!("error: {error:#}");
+            note(format_args!("error: {error:#}"));
             Ok(NO_ESTIMATE.into())
         })
     }

@@ -50,6 +50,9 @@ pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
     if path.is_file() {
         return of_file(&read(std::fs::File::open(path)?)?);
     }
+    if path.extension().is_some_and(|kind| ["json", "txt", "prom"].iter().any(|known| kind == *known)) {
+        bail!("there is no such file");
+    }
     let key = pod_key(what, args.namespace.as_deref()).context(
         "it is no file, and neither a URL nor a pod: write http://HOST:PORT/metrics, or NAMESPACE/NAME",
     )?;

@@ -9,6 +9,7 @@ use super::access::{Access, AccessArgs};
 use super::is_of_broken_pipe;
 use super::operators_client::{self, NoAnswer, escaped};
 use super::output::OutputArgs;
+use crate::cli::note;
 use crate::ids::ModelId;
 use crate::scheduling::explaining::models::{ModelList, ModelLocations};
 use anyhow::{Context, Result};
@@ -58,7 +59,7 @@ impl ModelsArgs {
             if is_of_broken_pipe(&error) {
                 return Err(error);
             }
-            eprintln!("error: {error:#}");
+            note(format_args!("error: {error:#}"));
             Ok(NO_ANSWER.into())
         })
     }

@@ -10,6 +10,7 @@ use crate::capacity_plan::plan;
 use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate};
 use crate::capacity_plan::report::CapacityPlan;
 use crate::capacity_plan::shorthand::{BadNodes, NodeShorthand};
+use crate::cli::note;
 use crate::cli::output::OutputArgs;
 use crate::cli::{is_of_broken_pipe, standard_input};
 use crate::kubernetes::dump::{Dump, DumpContents};
@@ -108,7 +109,7 @@ impl CapacityArgs {
         match self.answered() {
             Err(error) if is_of_broken_pipe(&error) || error.is::<clap::Error>() => Err(error),
             Err(error) => {
-                eprintln!("error: {error:#}");
+                note(format_args!("error: {error:#}"));
                 Ok(UNREADABLE.into())
             }
             answered => answered,
@@ -241,7 +242,7 @@ impl CapacityArgs {
 
     fn print(&self, text: String, left_out: &[String]) -> Result<()> {
         if !self.output.is_data() {
-            left_out.iter().for_each(|what| eprintln!("warning: {what}"));
+            left_out.iter().for_each(|what| note(format_args!("warning: {what}")));
         }
         Ok(std::io::stdout().write_all(text.as_bytes())?)
     }

@@ -1,6 +1,7 @@
 //! `stowage policy diff`: how decisions for a cluster's pods differ between two policies.
 
 use super::{print_diagnostics, unreadable};
+use crate::cli::note;
 use crate::cli::output::OutputArgs;
 use crate::cli::standard_input;
 use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
@@ -64,7 +65,7 @@ impl DiffArgs {
         };
         // Which pods cannot be understood does not depend on the policy.
         if let Some((_, Some(left_out))) = services.first() {
-            eprintln!("warning: {left_out}");
+            note(format_args!("warning: {left_out}"));
         }
         let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
         let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());

@@ -10,6 +10,7 @@ mod test;
 pub use diff::policy as policy_at;
 pub use schema::{SchemaArgs, print_policy_schema};
 
+use crate::cli::note;
 use crate::policy_file::diagnostic::Diagnostic;
 use crate::policy_file::diagnostic::text::{Colors, render};
 use crate::policy_file::{PolicySources, SourceText};
@@ -67,6 +68,6 @@ fn print_diagnostics(
 }
 
 fn unreadable(error: &dyn std::error::Error) -> ExitCode {
-    eprintln!("error: {error}");
+    note(format_args!("error: {error}"));
     ExitCode::from(UNREADABLE)
 }

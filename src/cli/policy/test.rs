@@ -1,6 +1,7 @@
 //! `stowage policy test`: runs the test cases next to policies, each through the core that decides in production.
 
 use super::{print_diagnostics, unreadable};
+use crate::cli::note;
 use crate::cli::output::OutputArgs;
 use crate::cli::standard_input;
 use crate::policy_cases;
@@ -74,7 +75,7 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
         Ok(loaded) => loaded,
         Err(found) => {
             print_diagnostics(&found, files, &mut std::io::stderr())?;
-            eprintln!("{}: refused; its cases were not tried", path.display());
+            note(format_args!("{}: refused; its cases were not tried", path.display()));
             return Ok(None);
         }
     };
@@ -84,16 +85,16 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
         match policy_cases::run(&policy, &test.test) {
             Ok(cases) => tried.push(Tried { file, cases }),
             Err(error) => {
-                eprintln!("{file}: {error}");
+                note(format_args!("{file}: {error}"));
                 return Ok(None);
             }
         }
     }
     if tried.iter().all(|one| one.cases.is_empty()) {
-        eprintln!(
+        note(format_args!(
             "{}: no cases; put a file with `kind: PolicyTest` beside the policy, and name the directory of both",
             path.display()
-        );
+        ));
     }
     Ok(Some(tried))
 }

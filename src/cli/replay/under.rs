@@ -4,6 +4,7 @@
 use super::picture;
 use super::source::{RecordedFile, Source};
 use crate::cli::NO_ANSWER;
+use crate::cli::note;
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
 #[cfg(feature = "lab")]
@@ -84,7 +85,7 @@ impl UnderArgs {
         let compared = match compare(recording, other) {
             Ok(compared) => compared,
             Err(error) => {
-                eprintln!("error: {error:#}");
+                note(format_args!("error: {error:#}"));
                 return Ok(ExitCode::from(NO_ANSWER));
             }
         };

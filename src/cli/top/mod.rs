@@ -13,6 +13,7 @@ use super::access::{Access, AccessArgs};
 use super::operators_client::{self, NoAnswer};
 use super::output::OutputArgs;
 use super::{is_of_broken_pipe, lines};
+use crate::cli::note;
 use crate::policy_file::format;
 use crate::scheduling::explaining::fleet::Fleet;
 use crate::telemetry::wants_no_color;
@@ -79,7 +80,7 @@ impl TopArgs {
             if is_of_broken_pipe(&error) {
                 return Err(error);
             }
-            eprintln!("error: {error:#}");
+            note(format_args!("error: {error:#}"));
             Ok(NO_ANSWER.into())
         })
     }

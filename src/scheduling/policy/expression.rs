@@ -327,7 +327,7 @@ mod tests {
             ("pod.labels['rank'] == 5", "it compares a string with an int, which is never met"),
             ("pod.labels.rank >= 5", "it compares a string with an int, which is never met"),
             ("pod.exclusive == 'true'", "it compares a boolean with a string, which is never met"),
-            ("pod.gpus > 1 && pod.resources == 'x'", "it compares a list with a text, which is never met"),
+            ("pod.gpus > 1 && pod.resources == 'x'", "it compares a list with a string, which is never met"),
             ("pod.vram > 1.5 * 1024", "it computes with a double and an int, which always fails"),
             ("pod.model + pod.gpus == 'a1'", "it computes with a string and an int, which always fails"),
             ("pod.gpus && pod.exclusive", "it takes an int for a boolean"),

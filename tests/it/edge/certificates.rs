@@ -44,7 +44,7 @@ fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejecte
     assert!(!is_answered(&running, &new, &old), "the old CA's clients are let in no more");
 
     files.write("tls.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
-    let told = running.line_with("the certificate before it goes on");
+    let told = running.line_with("the previous certificate stays in use");
     assert!(told.contains("ERROR") && told.contains("--tls-cert"), "{told}");
     assert!(is_answered(&running, &new, &new), "the last good one goes on");
     let metrics = crate::client::Client::connect(running.operators).get_page("/metrics");

@@ -169,6 +169,8 @@ fn mistakes_name_the_file_the_field_and_the_way_out() {
     for slip in [
         &["--model", "phi-4", "--gpu-memory", "80GB"][..],
         &["--model", "phi-4", "--gpu-memory", "A100"],
+        &["--model", "phi-4", "--gpu-memory", "80"],
+        &["--model", "phi-4", "--observe", "nosuch.json"],
         &["--model", "phi-4", "--gpu-memory", "H100-80BG"],
         &["--model", "phi-4", "--context", "0"],
         &["--model", "phi-4", "--tensor-parallel", "65"],
