@@ -14,7 +14,7 @@ pub fn reasons(ledger: &Ledger, case: &PodUid, answer: &CaseAnswer<'_>, wanted: 
     let found = answer.victim_set.as_ref();
     match found {
         Some(set) => reasons.extend(set.evicted().filter_map(|uid| price(ledger, &rooms, uid))),
-        None => reasons.push("no set of pods whose eviction would make room may be evicted".into()),
+        None => reasons.push("no set of pods that may be evicted would free enough VRAM".into()),
     }
     if wanted.is_empty() {
         reasons.push("the pod fits nowhere unless others leave".into());
@@ -64,11 +64,11 @@ fn price(ledger: &Ledger, rooms: &[PreemptionCandidate], uid: &PodUid) -> Option
 fn compared(found: &EvictionCost, wanted: &[(&NodeName, &PotentialVictim)]) -> Option<String> {
     let (node, _) = wanted.first()?;
     if wanted.iter().any(|(other, _)| other != node) {
-        return Some("the expected pods are on several nodes, and the pod needs room on one".into());
+        return Some("the expected pods are on several nodes, and the pod needs VRAM on one".into());
     }
     let cost = wanted.iter().fold(EvictionCost::default(), |cost, (_, victim)| cost.plus(victim));
     if cost <= *found {
-        return Some("evicting the expected pods alone does not make room".into());
+        return Some("evicting the expected pods alone does not free enough VRAM".into());
     }
     let differs = [
         (cost.violations != found.violations, "overdraws fewer disruption budgets"),

@@ -159,7 +159,7 @@ impl ClassFamilies {
             ),
             pods: families.sampled(
                 "stowage_class_pods",
-                "Pods of a class: bound ones, and those that wait for Stowage and for nothing else (pending).",
+                "Pods of a class: bound ones, and those that only Stowage keeps pending.",
                 [open("class", CLASSES), known("phase", ["pending", "bound"])],
             ),
         }
@@ -200,7 +200,7 @@ impl TenantFamilies {
             ),
             pending: sampled(
                 "stowage_tenant_pending_pods",
-                "Pods of a tenant that wait for Stowage and for nothing else.",
+                "Pods of a tenant that only Stowage keeps pending.",
             ),
         }
     }

@@ -64,23 +64,23 @@ pub struct EstimateArgs {
 #[derive(Debug, Args)]
 struct WorkloadArgs {
     /// Tokens of one sequence, prompt and answer [default: the model's, at most 8192; all of the model's with --observe]
-    #[arg(long, value_name = "TOKENS", alias = "max-model-len", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(long, value_name = "TOKENS", alias = "max-model-len", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     context: Option<u64>,
 
     /// Sequences of that length whose KV cache is to be held at once [default: 16; 1 with --observe]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     sequences: Option<u64>,
 
     /// GPUs that share each layer
-    #[arg(long, value_name = "GPUS", alias = "tensor-parallel-size", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
+    #[arg(long, value_name = "GPUS", alias = "tensor-parallel-size", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     tensor_parallel: u64,
 
     /// Sequences that the engine may run at once, whatever their length [default: 256, or --sequences if that is more]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     max_num_seqs: Option<u64>,
 
     /// Tokens of one of the engine's steps
-    #[arg(long, value_name = "TOKENS", default_value_t = Workload::default().max_num_batched_tokens, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    #[arg(long, value_name = "TOKENS", default_value_t = Workload::default().max_num_batched_tokens, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     max_num_batched_tokens: u64,
 
     /// How keys and values are stored; auto is what the file says, or 16 bits

@@ -35,7 +35,7 @@ fn storage_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
     let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
     tracing::error!(
         %error,
-        "volumes may not be read: the planner judges no pod with persistent volume claims until they can be; let Stowage's service account list and watch persistentvolumes, persistentvolumeclaims and storageclasses, as manifests/base/rbac.yaml does"
+        "volumes may not be read: the planner plans no pod with persistent volume claims until they can be; let Stowage's service account list and watch persistentvolumes, persistentvolumeclaims and storageclasses, as manifests/base/rbac.yaml does"
     );
     after
 }

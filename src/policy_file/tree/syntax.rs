@@ -9,6 +9,8 @@ use granit_parser::{ErrorKind, ScanError};
 pub fn diagnostic(error: &ScanError, text: &str, file: FileId) -> Diagnostic {
     let at = error.marker().byte_offset().unwrap_or_default().min(text.len());
     let at = (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or_default();
+    // The parser gives up at the value before the line that the tab begins.
+    let at = if is_of_tab(error.kind()) { tab_at_or_after(at, text).unwrap_or(at) } else { at };
     let end = text[at..].chars().next().filter(|&c| c != '\n').map_or(at, |c| at + c.len_utf8());
     let span = Span::new(file, at..end);
     if *error.kind() == ErrorKind::RecursionLimitExceeded {
@@ -22,14 +24,35 @@ pub fn diagnostic(error: &ScanError, text: &str, file: FileId) -> Diagnostic {
     }
 }
 
+fn is_of_tab(kind: &ErrorKind) -> bool {
+    use ErrorKind as Kind;
+    matches!(
+        kind,
+        Kind::TabNotAllowed
+            | Kind::TabInBlockIndentation
+            | Kind::TabInIndentation
+            | Kind::TabAtBlockScalarStart
+            | Kind::TabInPlainScalar
+    )
+}
+
+/// The first tab in the indentation of a line, from the line on in which `at` is.
+fn tab_at_or_after(at: usize, text: &str) -> Option<usize> {
+    let mut line_at = text[..at].rfind('\n').map_or(0, |end| end + 1);
+    for line in text[line_at..].split_inclusive('\n') {
+        let indentation = line.len() - line.trim_start_matches([' ', '\t']).len();
+        if let Some(tab) = line[..indentation].find('\t') {
+            return Some(line_at + tab);
+        }
+        line_at += line.len();
+    }
+    None
+}
+
 fn explain(kind: &ErrorKind) -> (String, &'static str) {
     use ErrorKind as Kind;
     let (message, help) = match kind {
-        Kind::TabNotAllowed
-        | Kind::TabInBlockIndentation
-        | Kind::TabInIndentation
-        | Kind::TabAtBlockScalarStart
-        | Kind::TabInPlainScalar => (
+        tab if is_of_tab(tab) => (
             "a tab where only spaces may stand",
             "put two spaces for each tab; YAML has no tabs in indentation",
         ),

@@ -148,7 +148,7 @@ async fn the_planners_writes_are_allowed_and_the_admission_policy_allows_nothing
         let labels = json!({ "metadata": { "labels": { "a": "b" } } });
         let labels = cluster.patch_by(&cluster.stowage, "probe", labels).await;
         cluster.pods().delete("probe", &Default::default()).await.unwrap();
-        (says(reservation, OURS_ALONE) && says(labels, "no metadata")).then_some(probe)
+        (says(reservation, OURS_ALONE) && says(labels, "must not change a pod's metadata")).then_some(probe)
     })
     .await;
     status_is_written_in_one_change(&cluster).await;
@@ -209,7 +209,7 @@ async fn our_gate_is_lifted_and_no_other(cluster: &InstalledCluster) {
     let other =
         json!({ "spec": { "schedulingGates": [{ "$patch": "delete", "name": "example.com/quota" }] } });
     let refused = cluster.patch_by(&cluster.stowage, "gated-2", other.clone()).await.unwrap_err();
-    assert!(refused.contains("no scheduling gate but stowage.dev/plan"), "{refused}");
+    assert!(refused.contains("only the scheduling gate stowage.dev/plan"), "{refused}");
     cluster.patch_by(&cluster.owner, "gated-2", other).await.expect("its owner may");
 }
 
@@ -278,13 +278,19 @@ async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
     let mut tolerations = cluster.pod("minded").await["spec"]["tolerations"].clone();
     tolerations.as_array_mut().unwrap().push(json!({ "operator": "Exists", "effect": "NoSchedule" }));
     for (patch, reason) in [
-        (json!({ "metadata": { "labels": { "a": "b" } } }), "no metadata"),
-        (json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }), "no metadata"),
-        (json!({ "metadata": { "finalizers": ["example.com/a"] } }), "no metadata"),
-        (json!({ "spec": { "containers": [{ "name": "c", "image": "other" }] } }), "nothing of a pod's spec"),
-        (json!({ "spec": { "tolerations": tolerations } }), "nothing of a pod's spec"),
-        (json!({ "spec": { "nodeSelector": { "a": "b" } } }), "nothing of a pod's spec"),
-        (json!({ "spec": { "activeDeadlineSeconds": 1 } }), "nothing of a pod's spec"),
+        (json!({ "metadata": { "labels": { "a": "b" } } }), "must not change a pod's metadata"),
+        (
+            json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }),
+            "must not change a pod's metadata",
+        ),
+        (json!({ "metadata": { "finalizers": ["example.com/a"] } }), "must not change a pod's metadata"),
+        (
+            json!({ "spec": { "containers": [{ "name": "c", "image": "other" }] } }),
+            "only its own scheduling gate",
+        ),
+        (json!({ "spec": { "tolerations": tolerations } }), "only its own scheduling gate"),
+        (json!({ "spec": { "nodeSelector": { "a": "b" } } }), "only its own scheduling gate"),
+        (json!({ "spec": { "activeDeadlineSeconds": 1 } }), "only its own scheduling gate"),
     ] {
         let refused = cluster.patch_by(stowage, "minded", patch.clone()).await.unwrap_err();
         assert!(refused.contains(reason), "{patch}: {refused}");
@@ -294,7 +300,7 @@ async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
         });
     }
     for (status, reason) in [
-        (condition("Ready"), "no conditions"),
+        (condition("Ready"), "only the conditions"),
         (json!({ "phase": "Failed" }), "conditions and the nomination"),
         (json!({ "podIP": "10.0.0.1" }), "conditions and the nomination"),
         (json!({ "reason": "Evicted" }), "conditions and the nomination"),

@@ -128,7 +128,7 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
 
 fn unjudged(part: &UnjudgedPart, explanation: &Explanation) -> String {
     format!(
-        "does not judge {} of {}: {} ({})",
+        "does not evaluate {} of {}: {} ({})",
         part.nodes,
         plural(explanation.counts.nodes, "node"),
         part.text,
