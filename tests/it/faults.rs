@@ -2,6 +2,7 @@
 //! command says what to write.
 
 use std::process::Command;
+use stowage::lab::campaign::CampaignRules;
 use stowage::lab::faults::campaign::play_all;
 use stowage::lab::faults::planted::PlantedBug;
 use stowage::lab::faults::{History, play};
@@ -34,7 +35,7 @@ fn planted_bugs_are_found() {
     let mut missed = Vec::new();
     for (bug, seeds) in hunted {
         let planted = |seed| History { planted: Some(bug), ..History::of(seed) };
-        match play_all(seeds.map(planted), None, |_| ()).failed {
+        match play_all(seeds.map(planted), &CampaignRules::default(), |_| ()).failed {
             Some((history, run)) => {
                 println!("{bug:?} is found by seed {}: {:?}", history.seed, run.broken);
             }

@@ -5,6 +5,7 @@
 //! `cargo test --test it handovers` plays a few seeds. `STOWAGE_FAULT_SEEDS=1000` plays so many; `stowage simulate faults --seeds 7
 //! --history` plays one and prints what happened.
 
+use stowage::lab::campaign::CampaignRules;
 use stowage::lab::faults::History;
 use stowage::lab::faults::campaign::play_all;
 use stowage::lab::faults::fault::FaultKind;
@@ -18,7 +19,7 @@ const ENOUGH: u64 = 50;
 fn no_gpu_is_allocated_twice_however_leadership_changes_hands() {
     let asked = std::env::var("STOWAGE_FAULT_SEEDS").ok();
     let seeds = asked.map_or(SEEDS, |text| text.parse().expect("a number of seeds"));
-    let result = play_all((0..seeds).map(History::of), None, |_| ());
+    let result = play_all((0..seeds).map(History::of), &CampaignRules::default(), |_| ());
     if let Some((history, run)) = result.failed {
         let lines = run.lines.join("\n");
         panic!("stowage simulate faults {}:\n{}\n\n{lines}", history.arguments(), run.broken.join("\n"));

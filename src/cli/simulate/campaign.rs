@@ -6,6 +6,8 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -86,6 +88,23 @@ pub fn minutes(text: &str) -> Result<u64, String> {
 
 pub fn limit(minutes: Option<u64>) -> Option<Duration> {
     minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)))
+}
+
+/// Becomes true at the first interruption; the second ends the process.
+pub fn interruption() -> Arc<AtomicBool> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let set = interrupted.clone();
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            while tokio::signal::ctrl_c().await.is_ok() {
+                if set.swap(true, Ordering::Relaxed) {
+                    std::process::exit(130);
+                }
+            }
+        });
+    });
+    interrupted
 }
 
 /// Prints what was reached in the format that is asked for.

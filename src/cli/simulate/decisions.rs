@@ -1,7 +1,9 @@
 //! `stowage simulate decisions`: sequences by seed until one fails, the seeds end, the time does, or someone interrupts. The
 //! simulation is in `lab::simulate::decisions`.
 
-use super::campaign::{OutputFormat, Reproduction, SeedRange, exit_code, limit, minutes, print};
+use super::campaign::{
+    OutputFormat, Reproduction, SeedRange, exit_code, interruption, limit, minutes, print,
+};
 use super::progress;
 use crate::lab::campaign::{CampaignResult, CampaignRules};
 use crate::lab::simulate::decisions::shrink::shrink;
@@ -14,8 +16,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
@@ -144,23 +145,6 @@ impl SimulateDecisionsArgs {
         }
         Ok(exit_code(result.broken.is_some()))
     }
-}
-
-/// Becomes true at the first interruption; the second ends the process.
-fn interruption() -> Arc<AtomicBool> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let set = interrupted.clone();
-    std::thread::spawn(move || {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            while tokio::signal::ctrl_c().await.is_ok() {
-                if set.swap(true, Ordering::Relaxed) {
-                    std::process::exit(130);
-                }
-            }
-        });
-    });
-    interrupted
 }
 
 impl FailedSequence {

@@ -1,9 +1,11 @@
-//! `stowage simulate faults`: histories by seed until one fails, the seeds end, or the time does. The simulation is in
-//! `lab::faults`.
+//! `stowage simulate faults`: histories by seed until one fails, the seeds end, the time does, or someone interrupts. The
+//! simulation is in `lab::faults`.
 
-use super::campaign::{OutputFormat, Reproduction, SeedRange, exit_code, limit, minutes, print};
+use super::campaign::{
+    OutputFormat, Reproduction, SeedRange, exit_code, interruption, limit, minutes, print,
+};
 use super::progress;
-use crate::lab::campaign::CampaignResult;
+use crate::lab::campaign::{CampaignResult, CampaignRules};
 use crate::lab::faults::campaign::play_all;
 use crate::lab::faults::fault::FaultKind;
 use crate::lab::faults::planted::PlantedBug;
@@ -16,6 +18,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long a failing history is made smaller, unless `--shrink` says otherwise.
@@ -77,6 +80,7 @@ struct FaultsOutput {
     reservations: u64,
     evictions: u64,
     faults: BTreeMap<&'static str, u64>,
+    interrupted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     failed: Option<FailedHistory>,
 }
@@ -107,13 +111,20 @@ impl SimulateFaultsArgs {
         }
         let histories = self.seeds.all().map(|seed| self.history_of(seed));
         let bar = progress(self.seeds.count());
+        let interrupted = interruption();
+        let rules = CampaignRules {
+            limit: limit(self.minutes),
+            interrupted: Some(&interrupted),
+            ..CampaignRules::default()
+        };
         let CampaignResult { tally, failed, took } =
-            play_all(histories, limit(self.minutes), |played| bar.set_position(played));
+            play_all(histories, &rules, |played| bar.set_position(played));
         bar.finish_and_clear();
+        let is_interrupted = interrupted.load(Ordering::Relaxed);
         let within = Duration::from_secs(self.shrink);
         let failed = failed.map(|(history, run)| FailedHistory::of(&history, run.broken, within));
-        let (has_failed, text) = (failed.is_some(), text(&tally, took, failed.as_ref()));
-        print(self.output, &page(&tally, took, failed), &text)?;
+        let (has_failed, text) = (failed.is_some(), text(&tally, took, is_interrupted, failed.as_ref()));
+        print(self.output, &page(&tally, took, is_interrupted, failed), &text)?;
         Ok(exit_code(has_failed))
     }
 
@@ -132,7 +143,12 @@ impl SimulateFaultsArgs {
     }
 }
 
-fn page(tally: &FaultTally, took: Duration, failed: Option<FailedHistory>) -> FaultsOutput {
+fn page(
+    tally: &FaultTally,
+    took: Duration,
+    interrupted: bool,
+    failed: Option<FailedHistory>,
+) -> FaultsOutput {
     FaultsOutput {
         histories: tally.histories,
         steps: tally.steps,
@@ -145,17 +161,21 @@ fn page(tally: &FaultTally, took: Duration, failed: Option<FailedHistory>) -> Fa
         reservations: tally.held,
         evictions: tally.evicted,
         faults: tally.faults.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
+        interrupted,
         failed,
     }
 }
 
-fn text(tally: &FaultTally, took: Duration, failed: Option<&FailedHistory>) -> String {
+fn text(tally: &FaultTally, took: Duration, is_interrupted: bool, failed: Option<&FailedHistory>) -> String {
     let seconds = took.as_secs_f64().max(0.001);
     let (histories, decisions) =
         (tally.histories as f64 / seconds * 60.0, tally.decisions() as f64 / seconds);
     let mut text = format!(
         "{tally}\nin {seconds:.1} s: {histories:.0} histories a minute, {decisions:.0} decisions a second\n"
     );
+    if is_interrupted {
+        text += "interrupted\n";
+    }
     match failed {
         None => text += "every history kept every promise\n",
         Some(FailedHistory { seed, broken, again }) => {
@@ -179,7 +199,7 @@ mod tests {
     fn a_failed_history_is_told_with_the_command_that_plays_it_again() {
         let history = History { steps: 40, ..History::of(7) };
         let failed = FailedHistory::of(&history, vec!["n0/1 is promised twice".into()], Duration::ZERO);
-        let text = text(&FaultTally::default(), Duration::from_secs(1), Some(&failed));
+        let text = text(&FaultTally::default(), Duration::from_secs(1), false, Some(&failed));
         assert!(text.contains("play it again: stowage simulate faults --seeds 7 --steps 40\n"), "{text}");
         assert!(!text.contains("smaller:"), "{text}");
     }

@@ -3,18 +3,16 @@
 use super::tally::FaultTally;
 use super::{History, HistoryRun, play};
 use crate::lab::campaign::{CampaignResult, CampaignRules};
-use std::time::Duration;
 
 /// Plays the histories until one fails. `seen` is told how many have been played.
 pub fn play_all(
     histories: impl Iterator<Item = History> + Send,
-    limit: Option<Duration>,
+    rules: &CampaignRules<'_>,
     seen: impl Fn(u64) + Sync,
 ) -> CampaignResult<FaultTally, (History, HistoryRun)> {
     let play = |history: History| {
         let run = play(&history);
         (run.tally.clone(), (!run.broken.is_empty()).then_some((history, run)))
     };
-    let rules = CampaignRules { limit, ..CampaignRules::default() };
     rules.play_all(histories, play, |tally: &FaultTally| seen(tally.histories))
 }
