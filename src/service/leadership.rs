@@ -266,7 +266,7 @@ mod tests {
         for synced in [false, true] {
             leadership.set_tenure(Tenure::Succeeding { from });
             assert!(!leadership.is_open() && leadership.epoch().is_none());
-            assert!(leadership.reason_not_leading().unwrap().contains("can land"), "synced: {synced}");
+            assert!(leadership.reason_not_leading().unwrap().contains("can take effect"), "synced: {synced}");
             leadership.set_synced_in(leadership.term());
         }
     }

@@ -134,7 +134,7 @@ fn no_pod_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("cheap", "m", 0, job(72));
     cluster.bound("dear", "n", 0, job(72));
-    cluster.bound("more expensive", "n", 0, job(0));
+    cluster.bound("dearest", "n", 0, job(0));
     cluster.refused("serving", shared(50, 100), &["n"]);
     cluster.pass(2);
     assert_eq!(cluster.plan(), ["serving on n after dear"]);
