@@ -69,8 +69,9 @@ impl BundleArgs {
         };
         std::fs::rename(&part, &self.file).with_context(unwritten)?;
         let file = self.file.display();
+        let code = warned_of(&left_out);
         writeln!(std::io::stdout(), "{file}: {bytes} bytes. Replay it with `stowage replay {file}`")?;
-        Ok(warned_of(&left_out))
+        Ok(code)
     }
 
     /// Answers what of a local recording is not in the bundle.

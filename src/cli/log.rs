@@ -45,10 +45,14 @@ impl LogArgs {
 /// A word that stands where a level should, and would turn the log off.
 fn no_level(levels: &str) -> Option<String> {
     const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
-    let is_known = |word: &str| {
+    let is_level = |word: &str| {
         LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level))
-            || word.contains(['=', '['])
-            || word.starts_with("stowage")
+            || matches!(word, "0" | "1" | "2" | "3" | "4" | "5")
+    };
+    let is_known = |word: &str| match word.rsplit_once('=') {
+        _ if word.contains('[') => true,
+        Some((_, level)) => is_level(level),
+        None => is_level(word) || word.starts_with("stowage"),
     };
     levels.split(',').map(str::trim).find(|word| !word.is_empty() && !is_known(word)).map(str::to_owned)
 }
@@ -63,6 +67,8 @@ mod tests {
             assert_eq!(no_level(fine), None, "{fine}");
         }
         assert_eq!(no_level("debgu").as_deref(), Some("debgu"));
+        assert_eq!(no_level("stowage=debgu").as_deref(), Some("stowage=debgu"));
+        assert_eq!(no_level("2"), None);
         assert_eq!(no_level("stowage=info,wran").as_deref(), Some("wran"));
     }
 }

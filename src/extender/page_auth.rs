@@ -43,6 +43,7 @@ pub enum PageAuth {
 pub struct PageGuard {
     authority: Arc<dyn PageAuthority>,
     reviews: Arc<Reviews<()>>,
+    service: Arc<Service>,
 }
 
 impl PageAuth {
@@ -52,7 +53,8 @@ impl PageAuth {
         };
         Self::Token(Arc::new(PageGuard {
             authority,
-            reviews: Reviews::new("operators", service, BOUNDS, count),
+            reviews: Reviews::new("operators", service.clone(), BOUNDS, count),
+            service,
         }))
     }
 
@@ -67,12 +69,14 @@ impl PageAuth {
         let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
         let (authority, asked) = (guard.authority.clone(), token.to_owned());
         let key = token_reviews::key(token, &page.to_string());
-        let tells_of_outages = page == OperatorPage::OfCluster(METRICS);
+        let may_go_on = page == OperatorPage::OfCluster(METRICS) && guard.reviews.last_good(&key).is_some();
+        // A scrape does not wait for an API server that is known to be silent.
+        if may_go_on && guard.service.contact.lost_for(guard.service.now()).is_some() {
+            return Ok(());
+        }
         let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
         match guard.reviews.verdict(key, source, ask).await {
-            Err(AuthError::Unavailable(_)) if tells_of_outages && guard.reviews.last_good(&key).is_some() => {
-                Ok(())
-            }
+            Err(AuthError::Unavailable(_)) if may_go_on => Ok(()),
             verdict => verdict.map_err(|error| refusal(&error)),
         }
     }

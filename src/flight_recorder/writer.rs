@@ -227,7 +227,7 @@ impl<S: Segments> Writer<S> {
         }
     }
 
-    /// What was recorded since the last flush is lost; the next checkpoint restarts.
+    /// What was recorded since the last flush is lost; recording starts again with the next checkpoint.
     fn fail(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(

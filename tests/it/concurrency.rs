@@ -233,7 +233,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     assert_eq!(audit(&ledger), []);
     assert_eq!(ledger.totals().assumed, 0);
     let booked: u64 = ledger.totals().charged.0;
-    assert_eq!(booked, promised.values().sum::<u64>(), "the ledger hold what was written, and nothing else");
+    assert_eq!(booked, promised.values().sum::<u64>(), "the ledger holds what was written, and nothing else");
     let bound =
         ledger.pod_states().values().filter(|entry| matches!(entry.phase, PodPhase::Bound(_))).count();
     let written =

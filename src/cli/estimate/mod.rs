@@ -170,10 +170,10 @@ fn percent(text: &str) -> Result<Percent, String> {
     format::percent(text, 100).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
 }
 
-/// An amount of memory, or a known GPU's name.
 /// Less is a number whose unit was forgotten.
 const LEAST_MEMORY: Bytes = Bytes(1 << 20);
 
+/// An amount of memory, or a known GPU's name.
 fn gpu_size(text: &str) -> Result<GpuSize, String> {
     let help = match format::quantity(text) {
         Ok(memory) if memory < LEAST_MEMORY => {

@@ -170,7 +170,8 @@ impl Planner {
         if let Some(stays) =
             reservation_status.remaining.iter().find(|victim| victim.is_protected && !victim.is_leaving)
         {
-            let text = format!("pod {} may not be evicted for it any more", stays.key);
+            let text =
+                format!("{} may no longer be evicted for it", stays.key.named_to(&reservation_status.key));
             return self.call_off(reservation_status, &text, now);
         }
         if let Some(late) = reservation_status
@@ -178,7 +179,8 @@ impl Planner {
             .iter()
             .find(|one| !one.is_leaving && now + one.takes > reservation_status.reservation.deadline)
         {
-            let text = format!("pod {} would not have terminated in time", late.key);
+            let text =
+                format!("{} would not have terminated in time", late.key.named_to(&reservation_status.key));
             return self.call_off(reservation_status, &text, now);
         }
         let due: Vec<&RemainingVictim> = reservation_status

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub const ASLEEP: &str = "demo.stowage.dev/asleep";
 
 /// The engine failed to wake and starts again: its page says that it is awake, and it has no memory yet.
-pub const STARTS_ANEW: &str = "demo.stowage.dev/starts-again";
+pub const STARTS_AGAIN: &str = "demo.stowage.dev/starts-again";
 
 /// What an engine has of each GPU while it sleeps: its CUDA context, and what it cannot give back.
 pub const KEPT: u64 = 2 << 30;
@@ -19,7 +19,7 @@ pub(super) fn is_asleep(pod: &Value) -> bool {
 
 /// Whether its page says so.
 pub(super) fn says_asleep(pod: &Value) -> bool {
-    is_asleep(pod) && !pod["metadata"]["annotations"][STARTS_ANEW].is_string()
+    is_asleep(pod) && !pod["metadata"]["annotations"][STARTS_AGAIN].is_string()
 }
 
 /// Wakes the engine of a pod as vLLM wakes: it allocates all that it was granted at once, and fails where others have it. What a

@@ -300,7 +300,7 @@ fn pending_pod(ledger: &Ledger, uid: &PodUid, pod_state: &PodState) -> FleetPend
         gpus: demand.gpus,
         gate,
         since,
-        refused: pod_state.refused().is_some(),
+        refused: pod_state.refused().is_some_and(|refused| !refused.is_supposed),
         reservation: ledger.reservation_of(uid).map(fleet_reservation),
     }
 }

@@ -42,10 +42,10 @@ impl Play {
         self.failed_wakes += 1;
         self.screen
             .aside(&format!("{engine} wakes without asking, and fails: too little memory. It tries again"));
-        self.annotate(engine, sleeping::STARTS_ANEW, json!("true"))?;
+        self.annotate(engine, sleeping::STARTS_AGAIN, json!("true"))?;
         let wakes = |play: &Self| sleeping::wake(&play.setup.api, engine, &play.gpus());
         self.until("there is memory for it", wakes).await?;
-        self.annotate(engine, sleeping::STARTS_ANEW, Value::Null)
+        self.annotate(engine, sleeping::STARTS_AGAIN, Value::Null)
     }
 
     /// Ends when a job borrows from the engine. What it slept on is lent only if nobody may wake it any more.
