@@ -66,7 +66,7 @@ const ASSETS: &str = "/assets/";
 
 /// A page of 5,000 nodes takes a fraction of a second until it begins.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// An account that may not see the page asks in vain: the token is not fetched again for each of its requests.
+/// An account that may not see the page is refused each time: its token is not fetched again for every request.
 const TOKEN_EVERY: Duration = Duration::from_secs(5);
 /// As long as a key for symmetric encryption.
 const KEY_BYTES: usize = 16;

@@ -63,8 +63,8 @@ fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
     let mut left_out = Vec::new();
     for file in files {
         each(std::slice::from_ref(file), |mut content| {
-            let copied = copy_whole_entries(&mut content, &mut io::sink())?;
-            left_out.extend(copied.broken_at.map(|at| LeftOut {
+            let broken_at = copy_whole_entries(&mut content, &mut io::sink())?;
+            left_out.extend(broken_at.map(|at| LeftOut {
                 path: file.path.clone(),
                 at,
                 bytes: file.bytes.saturating_sub(at),

@@ -7,6 +7,7 @@
 use super::entry::{Entry, SegmentHeader};
 use super::frame::{BadFrame, FORMAT, FrameHead, HEAD_BYTES, MAGIC, PREFACE_BYTES};
 use super::repeats::{LatestReports, Line};
+use super::whole_entries::fill;
 use std::io::{self, Read};
 
 /// No entry is longer: a checkpoint of a million pods takes two thirds of this.
@@ -181,15 +182,8 @@ impl<R: Read> Reader<R> {
 
     /// Fills the buffer as far as there are bytes; answers how far.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, ReadError> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match self.bytes.read(&mut buffer[filled..]) {
-                Ok(0) => break,
-                Ok(n) => (filled, self.at) = (filled + n, self.at + n as u64),
-                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                Err(why) => return Err(ReadError::Io { at: self.at, why }),
-            }
-        }
+        let filled = fill(&mut self.bytes, buffer).map_err(|why| ReadError::Io { at: self.at, why })?;
+        self.at += filled as u64;
         Ok(filled)
     }
 

@@ -4,21 +4,13 @@
 use super::frame::{FrameHead, HEAD_BYTES, MAGIC};
 use std::io::{self, Read, Write};
 
-/// How much of a recording is whole.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// The bytes of the copy.
-    pub bytes: u64,
-    /// Where the whole entries end, if something is cut there or its checksum does not confirm it. Nothing after it is in the copy.
-    pub broken_at: Option<u64>,
-}
-
-/// Copies all entries up to the first that is cut, or that its checksum does not confirm.
-pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<Copied> {
-    let (mut copied, mut unfinished) = (0, Vec::new());
+/// Copies all entries up to the first that is cut, or that its checksum does not confirm. Answers where the whole entries end, if
+/// there is such a one: nothing after it is in the copy.
+pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<Option<u64>> {
+    let mut unfinished = Vec::new();
     let (mut read, mut whole, mut begins_segment) = (0, 0, false);
     let mut head = [0; HEAD_BYTES];
-    let broken_at = loop {
+    Ok(loop {
         match fill(from, &mut head)? {
             // A segment without an entry is none.
             0 if unfinished.is_empty() || begins_segment => break None,
@@ -41,16 +33,14 @@ pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result
         unfinished.extend(stored);
         if frame.ends_entry {
             to.write_all(&unfinished)?;
-            copied += unfinished.len() as u64;
             unfinished.clear();
             whole = read;
         }
-    };
-    Ok(Copied { bytes: copied, broken_at })
+    })
 }
 
 /// Fills the buffer as far as there are bytes. Answers how far.
-fn fill(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn fill(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match from.read(&mut buffer[filled..]) {
