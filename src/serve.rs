@@ -134,7 +134,7 @@ struct Connected {
 
 pub async fn serve(mut options: ServeOptions) -> Result<()> {
     fit_descriptors(&mut options.limits);
-    let (doors, renewals, kept) = doors(&options)?;
+    let (endpoints, renewals, kept) = endpoints(&options)?;
     let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
     // Dropped last: it sends the spans of what was finished at the end.
@@ -162,14 +162,14 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
     info!(policy = %service.cluster().policy().digest, "the policy in force");
-    say("the scheduler", &doors.scheduler)?;
-    say("agents", &doors.agents)?;
-    say("operators", &doors.operators)?;
+    say("the scheduler", &endpoints.scheduler)?;
+    say("agents", &endpoints.agents)?;
+    say("operators", &endpoints.operators)?;
     let mut renewing = JoinSet::new();
     for renewal in renewals {
         renewing.spawn(renewal.run(service.metrics.edge.clone()));
     }
-    let http = server::serve(extender, doors, stop_http.clone());
+    let http = server::serve(extender, endpoints, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
         ended = tasks.join_next() => Err(ended_early(ended)),
@@ -245,7 +245,7 @@ impl KeptCertificate {
 }
 
 /// The addresses, the certificates to reload, and the one that the API server has.
-fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<KeptCertificate>)> {
+fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<KeptCertificate>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;
     let operators = listen("--admin", options.admin.listen)?;
@@ -279,12 +279,12 @@ fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<Kept
             agents_tls.clone()
         }
     };
-    let doors = Endpoints {
+    let endpoints = Endpoints {
         scheduler: Endpoint { listener: scheduler, tls: scheduler_tls },
         agents: Endpoint { listener: agents, tls: agents_tls },
         operators: Endpoint { listener: operators, tls: operators_tls },
     };
-    Ok((doors, renewals, kept))
+    Ok((endpoints, renewals, kept))
 }
 
 /// Raises the limit of descriptors, and reduces the connection limits to fit.
@@ -301,9 +301,9 @@ fn fit_descriptors(limits: &mut RequestLimits) {
     limits.connections = fitted;
 }
 
-fn say(who: &str, door: &Endpoint) -> Result<()> {
-    let scheme = if door.tls.is_some() { "https" } else { "http" };
-    info!("{who}: {scheme}://{}", door.listener.local_addr()?);
+fn say(who: &str, endpoint: &Endpoint) -> Result<()> {
+    let scheme = if endpoint.tls.is_some() { "https" } else { "http" };
+    info!("{who}: {scheme}://{}", endpoint.listener.local_addr()?);
     Ok(())
 }
 

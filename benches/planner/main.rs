@@ -104,7 +104,7 @@ fn time_decisions() {
         assert_eq!(black_box(decide(&cluster, &low)), None);
         hopeless.add(start.elapsed());
     }
-    println!("{found} of {DECISIONS} pods of 1, 2 or 4 GPUs find room");
+    println!("{found} of {DECISIONS} pods of 1, 2 or 4 GPUs fit");
     for (what, samples) in [
         ("who leaves, on any node", &whole),
         ("  of it: the claim", &claims),
@@ -154,12 +154,13 @@ fn compare_prices() {
         let vram = Bytes::gib(30 + dice.below(40) as u64);
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
         let demand = cluster.ledger.pod_state(&uid).expect("it waits").demand.clone();
-        let rooms = cluster.ledger.candidates_for(&cluster.ledger.preemptor(&uid), &cluster.nodes);
-        let ours = cheapest(&rooms, &demand, BudgetRules::Keep, SearchEffort::default());
+        let candidates = cluster.ledger.candidates_for(&cluster.ledger.preemptor(&uid), &cluster.nodes);
+        let ours = cheapest(&candidates, &demand, BudgetRules::Keep, SearchEffort::default());
         let Some(ours) = ours else { continue };
-        let long =
-            cheapest(&rooms, &demand, BudgetRules::Keep, SearchEffort::UNLIMITED).expect("one was found");
-        let greedy: Vec<EvictionCost> = rooms.iter().filter_map(|room| greedy(room, &demand)).collect();
+        let long = cheapest(&candidates, &demand, BudgetRules::Keep, SearchEffort::UNLIMITED)
+            .expect("one was found");
+        let greedy: Vec<EvictionCost> =
+            candidates.iter().filter_map(|candidate| greedy(candidate, &demand)).collect();
         let least = |prices: &[EvictionCost]| prices.iter().min().map_or(0, |price| price.cost);
         inexact += usize::from(!ours.exact);
         assert!(long.exact && long.eviction_cost <= ours.eviction_cost);
@@ -182,15 +183,15 @@ fn compare_prices() {
 }
 
 /// On the best single GPU, pods without a group are evicted, the cheapest first, until the pod fits.
-fn greedy(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
+fn greedy(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
     let on = |gpu: usize| {
-        let mut there: Vec<&PotentialVictim> = room
-            .candidates
+        let mut there: Vec<&PotentialVictim> = candidate
+            .potential_victims
             .iter()
             .filter(|one| one.gang.is_none() && one.budgets.is_empty() && one.gpus.contains(gpu))
             .collect();
         there.sort_by_key(|one| (one.priority, one.eviction_cost.total()));
-        let mut state = room.gpus.clone();
+        let mut state = candidate.gpus.clone();
         let mut price = EvictionCost::default();
         for one in there {
             if state[gpu].can_take(demand) {
@@ -201,5 +202,5 @@ fn greedy(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
         }
         state[gpu].can_take(demand).then_some(price)
     };
-    (0..room.gpus.len()).filter_map(on).min()
+    (0..candidate.gpus.len()).filter_map(on).min()
 }

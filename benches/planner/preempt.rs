@@ -78,7 +78,7 @@ fn offers(cluster: &mut FullCluster) -> Vec<OfferedNode> {
     let preemptor = cluster.ledger.preemptor(&probe);
     let candidates = cluster.ledger.candidates_for(&preemptor, &cluster.nodes);
     let offered = candidates.iter().filter_map(|candidate| {
-        let victim = candidate.candidates.first()?;
+        let victim = candidate.potential_victims.first()?;
         let victims = vec![victim.uid.to_string()];
         Some(OfferedNode { node: candidate.node.to_string(), victims, pdb_violations: 0 })
     });

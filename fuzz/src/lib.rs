@@ -17,8 +17,8 @@ pub use reload::{reload, report};
 use stowage::scheduling::policy::Policy;
 use stowage::units::{Bytes, MilliCpu};
 
-/// A small world and a sequence of steps at the core's door, as the bytes draw them: every answer is right. The same driver plays
-/// seeds (`stowage simulate decisions`).
+/// A small world and a sequence of steps at the core's entry point, as the bytes draw them: every answer is right. The same
+/// driver plays seeds (`stowage simulate decisions`).
 pub fn decisions(data: &[u8]) {
     let result = stowage::lab::simulate::decisions::play_bytes(data);
     assert_eq!(result.broken, None);

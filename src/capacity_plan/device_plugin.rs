@@ -1,7 +1,7 @@
 //! Pods that ask a device plugin for whole GPUs or MIG slices: onto how many GPUs they go, and how those are cut.
 //!
 //! The kubelet picks the device, so what is found here is a node for each pod and a geometry for each GPU that together hold
-//! all. First fit, in two orders: each pod goes to the first node with such devices on which the core's door takes it. In the end
+//! all. First fit, in two orders: each pod goes to the first node with such devices on which the core admits it. In the end
 //! all are placed once more on nodes that offer just these devices.
 
 use super::order::PlacingOrder;
@@ -258,7 +258,7 @@ impl PluginPlan {
         (in_use.len() as u32 - 1) * kind.gpus + fewest
     }
 
-    /// Without the pods that the core's door does not take on the nodes found for them. Of each kind the node that is not full
+    /// Without the pods that the core does not admit on the nodes found for them. Of each kind the node that is not full
     /// comes last.
     fn confirmed(mut self, setting: &TrialSetting<'_>) -> Self {
         let mut trial = Trial::new(setting);

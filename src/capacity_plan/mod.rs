@@ -1,11 +1,11 @@
 //! How many GPUs some pods need: the fewest hypothetical nodes that hold them under a policy, with a lower bound beside it, and
 //! who shares which GPU.
 //!
-//! [`question`] is what is asked, [`shorthand`] a kind of node in one line; [`gpu_types`] and [`geometry`] are data about GPUs and the check of a MIG geometry. A
-//! [`trial`] places pods on some nodes through the core's own door, in one of the [`order`]s; [`search`] looks for the fewest
-//! GPUs by trials; [`device_plugin`] does so for pods that a device plugin serves; [`bound`] says what no arrangement goes below.
-//! [`layout`] and [`report`] are the answer, [`obstacle`] is why a pod has no place. Pure: no clock, no file, no Kubernetes
-//! type; and no rule of its own about which GPU takes which pod.
+//! [`question`] is what is asked, [`shorthand`] a kind of node in one line; [`gpu_types`] and [`geometry`] are data about GPUs
+//! and the check of a MIG geometry. A [`trial`] places pods on some nodes through the core's own entry point, in one of the
+//! [`order`]s; [`search`] looks for the fewest GPUs by trials; [`device_plugin`] does so for pods that a device plugin serves;
+//! [`bound`] says what no arrangement goes below. [`layout`] and [`report`] are the answer, [`obstacle`] is why a pod has no
+//! place. Pure: no clock, no file, no Kubernetes type; and no rule of its own about which GPU takes which pod.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

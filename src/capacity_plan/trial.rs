@@ -1,5 +1,6 @@
-//! One trial: so many nodes, and pods that are placed on them one after the other, through the door by which the extender places
-//! pods. Whether a pod fits, where it goes and which GPUs it gets is decided there and by kube-scheduler's filters, not here.
+//! One trial: so many nodes, and pods that are placed on them one after the other, through the entry point by which the extender
+//! places pods. Whether a pod fits, where it goes and which GPUs it gets is decided there and by kube-scheduler's filters, not
+//! here.
 //!
 //! Pods in a trial run as soon as they are placed: no engine keeps another from starting. Every agent has just reported an idle
 //! node.
@@ -203,8 +204,8 @@ impl<'q> Trial<'q> {
         Err(obstacles.into_iter().map(|(node, why)| (self.nodes[node].template, why)).collect())
     }
 
-    /// All nodes that Stowage hands out and that anything is on, and of the empty ones that are alike the first: it is the one that
-    /// would be chosen of them.
+    /// All nodes that Stowage hands out and that anything is on, and of the empty ones that are alike the first: it is the one
+    /// that would be chosen of them.
     fn offered(&self, offer: Offer<'_>) -> Vec<usize> {
         if let Offer::FirstOf(nodes) = offer {
             return nodes.to_vec();

@@ -1,9 +1,9 @@
 //! The part of `stowage serve`'s command line about the agents' address and access to it.
 
+use super::duration;
 use crate::extender::tls::ServerFiles;
 use crate::kubernetes::AgentAccount;
 use crate::kubernetes::certificates::{self, CertificateOptions, CertificateSettings, ObjectName};
-use crate::policy_file::format;
 use crate::serve::{AgentsOptions, AgentsTls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -151,9 +151,7 @@ impl KeptCertificateArgs {
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    match Duration::from_millis(millis.0) {
+    match duration(text)? {
         short if short < Duration::from_secs(1) => Err("write at least 1s".into()),
         duration => Ok(duration),
     }

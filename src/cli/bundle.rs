@@ -2,9 +2,9 @@
 //! a file of a recording that is here.
 
 use super::access::AccessArgs;
+use super::duration;
 use super::operators_client;
 use crate::flight_recorder::{LeftOut, write_bundle_of};
-use crate::policy_file::format;
 use crate::service::BundleNames;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -104,9 +104,7 @@ fn warned_of(left_out: &[LeftOut]) -> ExitCode {
 
 /// Whole minutes, rounded up.
 fn minutes(text: &str) -> Result<u64, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    match millis.0.div_ceil(60_000) {
+    match duration(text)?.as_millis().div_ceil(60_000) as u64 {
         minutes @ 1..=10_080 => Ok(minutes),
         _ => Err("write a duration from 1m to a week, such as 15m".into()),
     }

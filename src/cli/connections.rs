@@ -1,7 +1,7 @@
 //! The part of `stowage serve`'s command line about connections: how many are allowed, and how long each step may take.
 
+use super::duration;
 use crate::extender::server::limits::ConnectionLimits;
-use crate::policy_file::format;
 use clap::Args;
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use std::time::Duration;
 #[command(next_help_heading = "Connections")]
 pub struct ConnectionArgs {
     /// How long a TLS handshake may take
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time_limit)]
     handshake_timeout: Duration,
 
     /// How long a new connection may send nothing
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time_limit)]
     first_byte_timeout: Duration,
 
     /// How long a request's head may take from its first byte
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time_limit)]
     head_timeout: Duration,
 
     /// How long a connection may be idle between two requests; kube-scheduler and the agents close theirs after 90s
-    #[arg(long, value_name = "TIME", default_value = "100s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "100s", value_parser = time_limit)]
     idle_timeout: Duration,
 
     /// How long a client may read nothing of its answer
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time_limit)]
     write_timeout: Duration,
 
     /// How long a request and its answer may take as a whole
-    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = time_limit)]
     request_timeout: Duration,
 
     /// Connections from one source on each address; agents behind one NAT are one source
@@ -69,13 +69,11 @@ impl ConnectionArgs {
 /// A year: a limit beyond it is none.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn duration(text: &str) -> Result<Duration, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    match Duration::from_millis(millis.0) {
+fn time_limit(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
         Duration::ZERO => Err("no connection is served in no time; write a time such as 10s".into()),
         longer if longer > LONGEST => Err("longer than a year".into()),
-        duration => Ok(duration),
+        limit => Ok(limit),
     }
 }
 
@@ -85,11 +83,11 @@ mod tests {
 
     #[test]
     fn times_are_written_as_people_write_them() {
-        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(time_limit("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(time_limit("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(time_limit("2m"), Ok(Duration::from_secs(120)));
         for bad in ["10", "", "-1s", "0s", "100000h", "soon"] {
-            assert!(duration(bad).is_err(), "{bad}");
+            assert!(time_limit(bad).is_err(), "{bad}");
         }
     }
 }

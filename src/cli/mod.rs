@@ -474,10 +474,15 @@ fn cdi_kind(text: &str) -> Result<String, String> {
     }
 }
 
+/// A duration as policies write it.
+fn duration(text: &str) -> Result<Duration, String> {
+    format::duration(text)
+        .map(|millis| Duration::from_millis(millis.0))
+        .map_err(|malformed| malformed.to_string())
+}
+
 fn write_deadline(text: &str) -> Result<Duration, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    let deadline = Duration::from_millis(millis.0);
+    let deadline = duration(text)?;
     match WRITE_DEADLINES.contains(&deadline) {
         true => Ok(deadline),
         false => Err("write a duration from 100ms to 1m, such as 5s".into()),

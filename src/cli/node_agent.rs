@@ -1,5 +1,6 @@
 //! `stowage agent`: its arguments, and the sources that they name.
 
+use super::duration;
 use super::log::LogArgs;
 use crate::agent::models::images::NodeImages;
 use crate::agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
@@ -13,7 +14,6 @@ use crate::ids::NodeName;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
 use crate::listening;
-use crate::policy_file::format;
 use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -94,10 +94,9 @@ pub struct AgentArgs {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    match millis.0 {
-        100..=15_000 => Ok(Duration::from_millis(millis.0)),
+    let interval = duration(text)?;
+    match interval.as_millis() {
+        100..=15_000 => Ok(interval),
         _ => Err("write a duration from 100ms to 15s, such as 1s".into()),
     }
 }

@@ -1,7 +1,7 @@
 //! The part of `stowage serve`'s command line about the flight recorder.
 
+use super::duration;
 use crate::flight_recorder::{RecordOptions, RingLimits};
-use crate::policy_file::format;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,9 +31,7 @@ impl RecordArgs {
 }
 
 fn age(text: &str) -> Result<Duration, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    match Duration::from_millis(millis.0) {
+    match duration(text)? {
         age if age >= Duration::from_secs(60) => Ok(age),
         _ => Err("write a duration from 1m on, such as 1h".into()),
     }

@@ -1,10 +1,10 @@
 //! Listens on the addresses of the scheduler, the agents and the operators until shutdown.
 //!
 //! Each is separate, because binding pods, reporting for a node and reading pages are three different permissions. The agents'
-//! and the operators' address also have a thread each ([`background_thread`]): kube-scheduler waits for one answer at a time, and would
-//! wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and the
-//! same kinds of limits ([`limits`]); [`admission`] decides which connections are admitted, and [`peer`] how long each step may
-//! take.
+//! and the operators' address also have a thread each ([`background_thread`]): kube-scheduler waits for one answer at a time, and
+//! would wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and
+//! the same kinds of limits ([`limits`]); [`admission`] decides which connections are admitted, and [`peer`] how long each step
+//! may take.
 
 pub mod accept;
 mod admission;
@@ -14,7 +14,7 @@ mod peer;
 
 use super::request::{BadRequest, RequestLimits, announces_no_more, json, json_text, parse, read_body};
 use super::tls::Tls;
-use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
+use super::wire::{AskedNodes, BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
 use crate::kubernetes::objects;
 use crate::service::WorkKind;
@@ -126,7 +126,11 @@ fn on_panic(
 }
 
 /// Serves all addresses until `shutdown`, then lets requests in progress end.
-pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationToken) -> std::io::Result<()> {
+pub async fn serve(
+    extender: Extender,
+    endpoints: Endpoints,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
     let gate = extender.service.clone();
     let stop = shutdown.child_token();
     let limits = extender.limits.connections;
@@ -135,7 +139,7 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
         let (buffer, unread) = (SMALL_BUFFER, Some(UNREAD));
         ServedAddress { name, tls, limits, most, buffer, unread, metrics: metrics.clone() }
     };
-    let Endpoints { scheduler, agents, operators } = doors;
+    let Endpoints { scheduler, agents, operators } = endpoints;
     let for_scheduler = ServedAddress {
         buffer: SCHEDULERS_BUFFER,
         unread: None,
@@ -170,24 +174,18 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
 
 async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
     verb(&extender, "filter", headers, body, async |body, arrived| {
-        let args: ExtenderArgs<'_> = parse(&body)?;
-        let nodes = asked_nodes(&args)?;
-        let call = traced(&extender, "filter", arrived, &args.pod);
-        let _within = call.enter();
-        call.set("stowage.nodes.asked", nodes.len() as i64);
-        Ok(json_text(StatusCode::OK, filter::filter(&extender, &args, &nodes)?.to_json()))
+        about_nodes(&extender, "filter", &body, arrived, |args, nodes| {
+            Ok(json_text(StatusCode::OK, filter::filter(&extender, args, nodes)?.to_json()))
+        })
     })
     .await
 }
 
 async fn prioritize_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
     verb(&extender, "prioritize", headers, body, async |body, arrived| {
-        let args: ExtenderArgs<'_> = parse(&body)?;
-        let nodes = asked_nodes(&args)?;
-        let call = traced(&extender, "prioritize", arrived, &args.pod);
-        let _within = call.enter();
-        call.set("stowage.nodes.asked", nodes.len() as i64);
-        Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, &args, &nodes)?))
+        about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+            Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, args, nodes)?))
+        })
     })
     .await
 }
@@ -198,12 +196,9 @@ async fn prioritize_claims_verb(
     body: Body,
 ) -> Response {
     verb(&extender, "prioritize", headers, body, async |body, arrived| {
-        let args: ExtenderArgs<'_> = parse(&body)?;
-        let nodes = asked_nodes(&args)?;
-        let call = traced(&extender, "prioritize", arrived, &args.pod);
-        let _within = call.enter();
-        call.set("stowage.nodes.asked", nodes.len() as i64);
-        Ok(json(StatusCode::OK, &prioritize::prioritize_claims(&extender, &args, &nodes)?))
+        about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+            Ok(json(StatusCode::OK, &prioritize::prioritize_claims(&extender, args, nodes)?))
+        })
     })
     .await
 }
@@ -291,7 +286,20 @@ fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>
     })
 }
 
-fn asked_nodes<'a>(args: &'a ExtenderArgs<'a>) -> Result<super::wire::AskedNodes<'a>, BadRequest> {
+/// What filter and prioritize share: a pod, nodes, and a span with their number.
+fn about_nodes(
+    extender: &Extender,
+    verb: &'static str,
+    body: &Bytes,
+    arrived: Option<SystemTime>,
+    decide: impl FnOnce(&ExtenderArgs<'_>, &AskedNodes<'_>) -> Result<Response, BadRequest>,
+) -> Result<Response, BadRequest> {
+    let args: ExtenderArgs<'_> = parse(body)?;
     let missing = || BadRequest::unprocessable("no-nodes", "neither Nodes nor NodeNames is there");
-    args.asked_nodes().ok_or_else(missing)?.map_err(|error| BadRequest::Malformed(error.to_string()))
+    let nodes =
+        args.asked_nodes().ok_or_else(missing)?.map_err(|error| BadRequest::Malformed(error.to_string()))?;
+    let call = traced(extender, verb, arrived, &args.pod);
+    let _within = call.enter();
+    call.set("stowage.nodes.asked", nodes.len() as i64);
+    decide(&args, &nodes)
 }

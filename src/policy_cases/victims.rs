@@ -9,11 +9,11 @@ use crate::scheduling::ledger::{Ledger, PotentialVictim};
 /// The found set and the expected pods, each with its figures. `case` is the case's pod, which fits nowhere.
 pub fn reasons(ledger: &Ledger, case: &PodUid, answer: &CaseAnswer<'_>, wanted: &[&str]) -> Vec<String> {
     let claim = ledger.preemptor(case);
-    let rooms = ledger.candidates_for(&claim, &answer.nodes);
+    let candidates = ledger.candidates_for(&claim, &answer.nodes);
     let mut reasons = Vec::new();
     let found = answer.victim_set.as_ref();
     match found {
-        Some(set) => reasons.extend(set.evicted().filter_map(|uid| price(ledger, &rooms, uid))),
+        Some(set) => reasons.extend(set.evicted().filter_map(|uid| price(ledger, &candidates, uid))),
         None => reasons.push("no set of pods that may be evicted would free enough VRAM".into()),
     }
     if wanted.is_empty() {
@@ -32,11 +32,13 @@ pub fn reasons(ledger: &Ledger, case: &PodUid, answer: &CaseAnswer<'_>, wanted: 
                 reasons.push(format!("{name} cannot be evicted: {why}"));
                 is_whole = false;
             }
-            None => reasons.extend(price(ledger, &rooms, uid)),
+            None => reasons.extend(price(ledger, &candidates, uid)),
         }
     }
     for name in wanted {
-        let resident = rooms.iter().find_map(|room| named(ledger, room, name).map(|one| (&room.node, one)));
+        let resident = candidates
+            .iter()
+            .find_map(|candidate| named(ledger, candidate, name).map(|one| (&candidate.node, one)));
         is_whole &= resident.is_some();
         chosen.extend(resident);
     }
@@ -44,19 +46,19 @@ pub fn reasons(ledger: &Ledger, case: &PodUid, answer: &CaseAnswer<'_>, wanted: 
     reasons
 }
 
-fn named<'a>(ledger: &Ledger, room: &'a PreemptionCandidate, name: &str) -> Option<&'a PotentialVictim> {
+fn named<'a>(ledger: &Ledger, candidate: &'a PreemptionCandidate, name: &str) -> Option<&'a PotentialVictim> {
     let is_it = |one: &&PotentialVictim| ledger.pod_state(&one.uid).is_some_and(|pod| *pod.key.name == *name);
-    room.candidates.iter().find(is_it)
+    candidate.potential_victims.iter().find(is_it)
 }
 
 /// `old on a, priority -1, loses 3.6 GPU-seconds: work 3.5, restart 0.1`.
-fn price(ledger: &Ledger, rooms: &[PreemptionCandidate], uid: &PodUid) -> Option<String> {
+fn price(ledger: &Ledger, candidates: &[PreemptionCandidate], uid: &PodUid) -> Option<String> {
     let name = &ledger.pod_state(uid)?.key.name;
-    let find = |room: &'_ PreemptionCandidate| -> Option<(NodeName, PotentialVictim)> {
-        let victim = room.candidates.iter().find(|one| one.uid == *uid)?;
-        Some((room.node.clone(), victim.clone()))
+    let find = |candidate: &'_ PreemptionCandidate| -> Option<(NodeName, PotentialVictim)> {
+        let victim = candidate.potential_victims.iter().find(|one| one.uid == *uid)?;
+        Some((candidate.node.clone(), victim.clone()))
     };
-    let (node, victim) = rooms.iter().find_map(find)?;
+    let (node, victim) = candidates.iter().find_map(find)?;
     Some(format!("{name} on {node}, priority {}, {}", victim.priority, lost(&victim.eviction_cost)))
 }
 

@@ -2,8 +2,8 @@
 //! are arguments.
 //!
 //! A recording is a sequence of *segments*. Each begins with a checkpoint of the whole cluster, so that replay can begin there,
-//! and goes on with what came through the door (`scheduling::verbs`): every input with its number, the time when it changed, and
-//! the answers of the verbs with the generation that they were decided on.
+//! and goes on with what came through the entry point (`scheduling::verbs`): every input with its number, the time when it
+//! changed, and the answers of the verbs with the generation that they were decided on.
 //!
 //! - [`frame`]: a segment's bytes: a magic number and the format's version, then frames with length, checksum and compression.
 //! - [`entry`]: what a segment says, a line of JSON each.
@@ -12,7 +12,7 @@
 //! - [`write`](mod@write), [`read`]: entries to segments and back.
 //! - [`whole_entries`]: a copy of a recording that is still written.
 //! - [`redaction`]: a copy without names.
-//! - [`replay`]: the same inputs through the same door, and the first answer that differs.
+//! - [`replay`]: the same inputs through the same entry point, and the first answer that differs.
 //! - [`closed_loop`]: the recorded demand under another policy, and what would have differed.
 
 pub mod answer;

@@ -1,5 +1,5 @@
-//! Whatever comes through the door is written, read back the same, and replays; what was cut is a prefix; what was changed is
-//! noticed.
+//! Whatever comes through the entry point is written, read back the same, and replays; what was cut is a prefix; what was changed
+//! is noticed.
 
 use super::answer::{Answer, Asked, Decision, KeptAnswer};
 use super::closed_loop::comparison::Comparison;

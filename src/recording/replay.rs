@@ -1,9 +1,9 @@
-//! A recording through the door once more: the same build gives the same answers, byte for byte, or this names the first input
-//! where it does not.
+//! The inputs of a recording applied once more: the same build gives the same answers, byte for byte, or this names the first
+//! input where it does not.
 //!
 //! Every answer of a verb is decided again on the state that the inputs before it led to, and compared with what was kept of it;
 //! so is the generation of that state. Where a segment begins, the whole state is compared with the checkpoint, so a change that
-//! went around the door cannot stay hidden.
+//! went around the entry point cannot stay hidden.
 
 mod difference;
 mod open_questions;

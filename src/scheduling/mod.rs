@@ -14,7 +14,7 @@
 //! - [`planning`]: places for pods that wait, groups, consolidation, relief of loaded engines.
 //! - [`autoscaling`]: how many replicas the load of each model asks for.
 //! - [`audit`]: the ledger against itself, and bound pods against each other.
-//! - [`verbs`]: the door: every change as an input, and kube-scheduler's four verbs as functions.
+//! - [`verbs`]: the entry point: every change as an input, and kube-scheduler's four verbs as functions.
 //! - [`explaining`]: why a pod is where it is, and what would have to change.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -1,9 +1,9 @@
-//! The tap of the flight recorder: what comes through the door goes into a bounded queue, in its order.
+//! The tap of the flight recorder: what comes through the entry point goes into a bounded queue, in its order.
 //!
 //! It stands in [`ClusterGuard`](super::ClusterGuard), the one place where this process changes its cluster, and works under the
-//! cluster's lock. There an input costs a copy and a place in the queue; nothing is serialized, compressed or written. If the queue
-//! is full nothing waits: the input is counted as dropped, and nothing is recorded until the recorder has taken a checkpoint, from
-//! which replay can go on. A checkpoint costs a copy of the cluster that shares what neither side changes.
+//! cluster's lock. There an input costs a copy and a place in the queue; nothing is serialized, compressed or written. If the
+//! queue is full nothing waits: the input is counted as dropped, and nothing is recorded until the recorder has taken a
+//! checkpoint, from which replay can go on. A checkpoint costs a copy of the cluster that shares what neither side changes.
 
 use crate::recording::answer::{Asked, Decision};
 use crate::recording::entry::{Gap, Numbered};
@@ -18,8 +18,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 /// Inputs and answers that wait to be written; more are dropped.
 const WAITING: usize = 16_384;
 
-/// Bytes of answers that wait to be written, roughly; more are dropped. In a large cluster an answer says something of thousands of
-/// nodes until it is written.
+/// Bytes of answers that wait to be written, roughly; more are dropped. In a large cluster an answer says something of thousands
+/// of nodes until it is written.
 const WAITING_BYTES: usize = 64 << 20;
 
 /// What goes to the recorder.

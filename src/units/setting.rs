@@ -138,7 +138,7 @@ pub(crate) fn parsed<'de, T, D: Deserializer<'de>>(
     parse: impl Fn(&str) -> Result<T, Malformed>,
 ) -> Result<T, D::Error> {
     let text = deserializer.deserialize_any(TextVisitor)?;
-    parse(&text).map_err(|malformed| de::Error::custom(format_args!("{}: {}", malformed.is, malformed.help)))
+    parse(&text).map_err(de::Error::custom)
 }
 
 /// A text, or a whole number as one.

@@ -7,7 +7,8 @@ use super::{Bytes, Millis, Percent, QuantityError};
 use std::ops::Range;
 
 /// What is wrong with a text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{is}: {help}")]
 pub struct Malformed {
     /// The affected bytes of the text, if not all.
     pub at: Option<Range<usize>>,

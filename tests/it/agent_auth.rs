@@ -1,7 +1,7 @@
 //! Authentication of reports: agents with a token of their own, each for its own node, as the stand-in API server reviews tokens.
 
 use crate::client::{Client, HttpAnswer, post_head};
-use crate::served::{Served, ServedCluster, doors, node, report};
+use crate::served::{Served, ServedCluster, endpoints, node, report};
 use crate::tls::{Ca, TlsFixture};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -173,11 +173,11 @@ fn the_agents_address_has_a_server_certificate_and_requires_no_client_certificat
     let server = ca.issue_for("127.0.0.1");
     let cert = files.write("tls.crt", &server.cert);
     let key = files.write("tls.key", &server.key);
-    let (mut doors, [_, address, _]) = doors();
-    doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let (mut endpoints, [_, address, _]) = endpoints();
+    endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
     let stop = CancellationToken::new();
     let served = &guarded.served;
-    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
     let line = format!("Authorization: Bearer {}", guarded.token("node-a"));
     let mut agent = crate::tls::connect(address, &ca.pem, None);
     let answer = agent.post_with("/v1/reports", &line, report("node-a", "boot", 1, 2).to_string());

@@ -2,7 +2,7 @@
 
 use crate::agent_auth::GuardedReports;
 use crate::client::NOBODYS;
-use crate::served::{Served, ServedCluster, doors, eventually, report};
+use crate::served::{Served, ServedCluster, endpoints, eventually, report};
 use crate::tls::{Ca, TlsFixture};
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -140,9 +140,9 @@ fn with_tls_reports_go_only_to_a_server_with_a_valid_certificate_of_its_name() {
         let server = ours.issue_for(server);
         let cert = files.write("tls.crt", &server.cert);
         let key = files.write("tls.key", &server.key);
-        let (mut doors, [_, address, _]) = doors();
-        doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
-        (served.spawn(server::serve(served.extender.clone(), doors, stop.clone())), address)
+        let (mut endpoints, [_, address, _]) = endpoints();
+        endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+        (served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone())), address)
     };
     let (serving, address) = open("localhost");
     let ca = files.write("ours.crt", &ours.pem);
@@ -172,10 +172,10 @@ fn an_agent_waits_for_its_ca_and_trusts_another_from_the_next_report_on() {
         let server = ca.issue_for("127.0.0.1");
         from_pem(&server.cert, &server.key).unwrap()
     };
-    let (mut doors, [_, address, _]) = doors();
+    let (mut endpoints, [_, address, _]) = endpoints();
     let tls = of(&old);
-    doors.agents.tls = Some(tls.clone());
-    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    endpoints.agents.tls = Some(tls.clone());
+    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
     let missing = files.write("ca.crt", "");
     std::fs::remove_file(&missing).unwrap();
     let mut agent = PublishingAgent::of(&[format!("https://{address}")], None, Some(missing));

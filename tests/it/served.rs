@@ -214,9 +214,9 @@ impl ServedCluster {
         let extender = Extender::new(service.clone(), observed, self.limits)
             .with_agent_auth(agent_auth)
             .with_page_auth(page_auth);
-        let (doors, [scheduler, agents, operators]) = doors();
+        let (endpoints, [scheduler, agents, operators]) = endpoints();
         let stop = CancellationToken::new();
-        let serving = runtime.spawn(server::serve(extender.clone(), doors, stop.clone()));
+        let serving = runtime.spawn(server::serve(extender.clone(), endpoints, stop.clone()));
         let served = Served {
             service,
             index: Mutex::new(index),
@@ -240,7 +240,7 @@ impl ServedCluster {
 }
 
 /// Plain addresses on loopback: the scheduler's, the agents', the operators'.
-pub fn doors() -> (Endpoints, [SocketAddr; 3]) {
+pub fn endpoints() -> (Endpoints, [SocketAddr; 3]) {
     let listeners = [(); 3].map(|()| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();

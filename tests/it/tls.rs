@@ -1,7 +1,7 @@
 //! Mutual TLS on the scheduler's address: only a client with a certificate of the operators' CA gets an answer.
 
 use crate::client::{Client, PATIENCE};
-use crate::served::{ServedCluster, args, doors, pod};
+use crate::served::{ServedCluster, args, endpoints, pod};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -116,10 +116,10 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     let files = TlsFixture::new();
     let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
     let served = ServedCluster::of(&[("node-a", 1)]).serve();
-    let (mut doors, [address, ..]) = doors();
-    doors.scheduler.tls = Some(tls);
+    let (mut endpoints, [address, ..]) = endpoints();
+    endpoints.scheduler.tls = Some(tls);
     let stop = CancellationToken::new();
-    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
 
     let llm = pod("llm", "40Gi");
     let body = args(&llm, &["node-a"]).to_string();

@@ -163,11 +163,11 @@ const FITS_ON_NONE: u8 = 1;
 const USUAL_CONTEXT: u64 = 8192;
 
 fn quantity(text: &str) -> Result<Bytes, String> {
-    format::quantity(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
+    format::quantity(text).map_err(|malformed| malformed.to_string())
 }
 
 fn percent(text: &str) -> Result<Percent, String> {
-    format::percent(text, 100).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
+    format::percent(text, 100).map_err(|malformed| malformed.to_string())
 }
 
 /// Less is a number whose unit was forgotten.

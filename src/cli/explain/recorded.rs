@@ -68,7 +68,7 @@ fn moment_in(header: &SegmentHeader, at: Timestamp) -> Option<Moment> {
 }
 
 pub fn time(text: &str) -> Result<Timestamp, String> {
-    format::timestamp(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
+    format::timestamp(text).map_err(|malformed| malformed.to_string())
 }
 
 #[cfg(test)]

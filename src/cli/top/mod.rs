@@ -12,9 +12,8 @@ mod view;
 use super::access::{Access, AccessArgs};
 use super::operators_client::{self, NoAnswer};
 use super::output::OutputArgs;
-use super::{is_of_broken_pipe, lines};
+use super::{duration, is_of_broken_pipe, lines};
 use crate::cli::note;
-use crate::policy_file::format;
 use crate::scheduling::explaining::fleet::Fleet;
 use crate::telemetry::wants_no_color;
 use anyhow::{Result, bail};
@@ -66,10 +65,9 @@ const PAGE: &str = "/v1/fleet";
 
 /// Shorter, a large cluster would be asked again before its answer is read.
 fn interval(text: &str) -> Result<Duration, String> {
-    let millis =
-        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
-    match millis.0 {
-        500..=300_000 => Ok(Duration::from_millis(millis.0)),
+    let interval = duration(text)?;
+    match interval.as_millis() {
+        500..=300_000 => Ok(interval),
         _ => Err("write a duration from 500ms to 5m, such as 2s".into()),
     }
 }

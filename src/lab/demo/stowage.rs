@@ -56,7 +56,7 @@ impl Stowage {
         let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;
         let (agents_listener, agents) = listen(at.map(|at| at.agents))?;
         let (operators_listener, operators) = listen(at.map(|at| at.operators))?;
-        let doors = Endpoints {
+        let endpoints = Endpoints {
             scheduler: Endpoint::plain(scheduler_listener),
             agents: Endpoint::plain(agents_listener),
             operators: Endpoint::plain(operators_listener),
@@ -66,7 +66,7 @@ impl Stowage {
         let replicas = extender.autoscaling.clone();
         let autoscaling = autoscaling::run(extender.clone(), AUTOSCALING_EVERY);
         tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
-        let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
+        let http = tokio::spawn(server::serve(extender, endpoints, stop_http.clone()));
         let addresses = Addresses { scheduler, agents, operators };
         Ok(Self { service, board, replicas, addresses, http, tasks, stop_http, stop_cluster })
     }

@@ -21,7 +21,7 @@ pub struct OpenQuestions {
     scores: ScoreCache,
 }
 
-/// A question, with what it is decided on, or its answer if the door gave it at once.
+/// A question, with what it is decided on, or its answer if the core gave it at once.
 #[derive(Debug)]
 enum OpenQuestion {
     Filter(Box<DecisionView>),

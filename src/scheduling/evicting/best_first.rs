@@ -125,7 +125,7 @@ pub fn find_among<R: CandidateSource>(
             continue;
         }
         let Some(Reverse((cost_bound, place))) = near.pop() else { break };
-        let candidate = seen[place].take().expect("each room stands in the queue once");
+        let candidate = seen[place].take().expect("each candidate stands in the queue once");
         if !search.beats(cost_bound.floor, &cost_bound.node) {
             break;
         }

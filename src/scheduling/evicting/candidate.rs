@@ -18,10 +18,10 @@ pub struct PreemptionCandidate {
     pub gpus: Vec<Gpu>,
     /// Pods that may be evicted for the preemptor: of a preemptible class, of lower priority, placed, not protected, and not
     /// already a victim of another reservation.
-    pub candidates: Vec<PotentialVictim>,
+    pub potential_victims: Vec<PotentialVictim>,
     /// Pods that are being deleted, and pods that have ended and whose memory is there still: their VRAM becomes free at no cost.
     pub awaited: Vec<PotentialVictim>,
-    /// Groups with members among the candidates: they are evicted whole or not at all.
+    /// Groups with members among the potential victims: they are evicted whole or not at all.
     pub gangs: Vec<VictimGroup>,
     /// Class exclusions by GPU: a class is admitted again when the last pod that excludes it has left.
     pub class_exclusions: Vec<ClassExclusion>,
@@ -53,8 +53,8 @@ pub struct VictimGroup {
     pub elsewhere: MembersElsewhere,
 }
 
-/// The nodes and tenants of a group's members on other nodes than one. A group may be on every node, and each of these may be looked
-/// at: all share one list.
+/// The nodes and tenants of a group's members on other nodes than one. A group may be on every node, and each of these may be
+/// looked at: all share one list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MembersElsewhere {
     /// Of all members, in order of node.
@@ -88,7 +88,7 @@ impl PreemptionCandidate {
         Self {
             node,
             gpus,
-            candidates: Vec::new(),
+            potential_victims: Vec::new(),
             awaited: Vec::new(),
             gangs: Vec::new(),
             class_exclusions: Vec::new(),

@@ -62,9 +62,9 @@ impl CandidateFixture {
     /// The victims for a pod of 36 GiB.
     fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
         self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
-        let rooms =
+        let candidates =
             self.ledger.candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a"), &node("b")]);
-        cheapest(&rooms, &demand(36, 10), rules, SearchEffort::UNLIMITED)
+        cheapest(&candidates, &demand(36, 10), rules, SearchEffort::UNLIMITED)
     }
 
     /// The names of the pods that are evicted on the node, of those that are evicted elsewhere, and of those that leave anyway.
@@ -87,9 +87,9 @@ impl CandidateFixture {
 
     fn eviction_cost(&mut self, name: &str) -> PodEvictionCost {
         self.ask(BudgetRules::Violate);
-        let room =
+        let candidate =
             self.ledger.candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a")]).pop().unwrap();
-        room.candidates.iter().find(|one| one.uid == uid(name)).unwrap().eviction_cost
+        candidate.potential_victims.iter().find(|one| one.uid == uid(name)).unwrap().eviction_cost
     }
 
     fn why(&self, name: &str) -> Option<KeepReason> {
@@ -135,11 +135,11 @@ fn on_each_node_a_group_costs_what_its_members_elsewhere_do() {
     }
     bench.ask(BudgetRules::Keep);
     let preemptor = bench.ledger.preemptor(&uid("asks"));
-    let rooms = bench.ledger.candidates_for(&preemptor, [&node("a"), &node("b")]);
-    let costs = |room: &PreemptionCandidate| {
-        room.candidates.iter().fold(EvictionCost::default(), |cost, victim| cost.plus(victim))
+    let candidates = bench.ledger.candidates_for(&preemptor, [&node("a"), &node("b")]);
+    let costs = |candidate: &PreemptionCandidate| {
+        candidate.potential_victims.iter().fold(EvictionCost::default(), |cost, victim| cost.plus(victim))
     };
-    for [here, other] in [[&rooms[0], &rooms[1]], [&rooms[1], &rooms[0]]] {
+    for [here, other] in [[&candidates[0], &candidates[1]], [&candidates[1], &candidates[0]]] {
         let [group] = &here.gangs[..] else { panic!("{:?}", here.gangs) };
         assert_eq!(group.eviction_cost, costs(other));
         assert_eq!(group.members[..], ["g-1", "g-2", "g-3", "g-4"].map(uid));
@@ -197,7 +197,9 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
     let meek = Demand { may_preempt: false, ..demand(36, 10) };
     bench.see("meek", meek.clone(), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
     let preemptor = bench.ledger.preemptor(&uid("meek"));
-    assert!(bench.ledger.candidates_for(&preemptor, [&node("a")]).pop().unwrap().candidates.is_empty());
+    assert!(
+        bench.ledger.candidates_for(&preemptor, [&node("a")]).pop().unwrap().potential_victims.is_empty()
+    );
     let reservation = Reservation {
         node: node("a"),
         devices: Arc::from([gpu_at("a", 0)]),
@@ -227,7 +229,15 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
     let preemptor = bench.ledger.preemptor(&uid("later"));
     for name in ["a", "b"] {
-        assert!(bench.ledger.candidates_for(&preemptor, [&node(name)]).pop().unwrap().candidates.is_empty());
+        assert!(
+            bench
+                .ledger
+                .candidates_for(&preemptor, [&node(name)])
+                .pop()
+                .unwrap()
+                .potential_victims
+                .is_empty()
+        );
     }
     assert_eq!(
         bench.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),

@@ -1,8 +1,9 @@
 //! A lower bound of the cost of a victim set. Because of it, the search examines few sets.
 //!
 //! Victims must cover every shortfall (VRAM on a GPU, or of the node's sum). The fields of the cost are bounded in their order:
-//! victims that cost more by an earlier field are ignored while cheaper ones suffice. Among the cheaper ones, those with the best ratio
-//! of freed VRAM to cost are taken first, and the last one fractionally (the linear relaxation of the knapsack problem, Dantzig 1957).
+//! victims that cost more by an earlier field are ignored while cheaper ones suffice. Among the cheaper ones, those with the best
+//! ratio of freed VRAM to cost are taken first, and the last one fractionally (the linear relaxation of the knapsack problem,
+//! Dantzig 1957).
 
 use super::candidate::{PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;
@@ -185,8 +186,10 @@ pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<Evictio
 fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
     let gpu = &candidate.gpus[place];
     let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default(), true));
-    let candidates =
-        candidate.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident), false));
+    let candidates = candidate
+        .potential_victims
+        .iter()
+        .map(|resident| (resident, EvictionCost::default().plus(resident), false));
     let mut floor = GpuFloor::of(gpu_need(gpu, demand));
     for (resident, eviction_cost, leaves_anyway) in awaited.chain(candidates) {
         if resident.gpus.contains(place) {

@@ -195,13 +195,13 @@ impl<'l> CandidateSurvey<'l> {
             false => node_state.view().gpus.to_vec(),
         };
         let keeps_apart = ledger.policy().keeps_classes_apart();
-        let mut room = PreemptionCandidate {
+        let mut candidate = PreemptionCandidate {
             class_exclusions: if keeps_apart {
                 ledger.class_exclusions_beside(node_state, asks)
             } else {
                 Vec::new()
             },
-            candidates: Vec::with_capacity(node_state.pods().len()),
+            potential_victims: Vec::with_capacity(node_state.pods().len()),
             budgets_known: ledger.budgets_known(),
             tenant: claim.quota(),
             ..PreemptionCandidate::new(node.clone(), gpus)
@@ -211,24 +211,24 @@ impl<'l> CandidateSurvey<'l> {
         let wanted = if has_tenants { node_state.most_used_by(demand) } else { TenantUsage::default() };
         let mut places = CandidateIndex::default();
         for tenant in node_state.residents().iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
-            self.enter(&mut room, &mut places, node_state, tenant, wanted);
+            self.enter(&mut candidate, &mut places, node_state, tenant, wanted);
         }
         let ended = ledger.ended_victims(node_state);
-        room.awaited.extend(ended.filter(|ended| !claim.spoken_for().contains(&ended.uid)));
-        room.budget_places = places.budgets;
-        self.allow(&mut room);
-        Some(room)
+        candidate.awaited.extend(ended.filter(|ended| !claim.spoken_for().contains(&ended.uid)));
+        candidate.budget_places = places.budgets;
+        self.allow(&mut candidate);
+        Some(candidate)
     }
 
     /// Brings the budgets of a candidate that was made earlier up to date: other pods may have become victims since, on other
     /// nodes.
-    pub fn allow(&self, room: &mut PreemptionCandidate) {
-        room.budgets = room.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
+    pub fn allow(&self, candidate: &mut PreemptionCandidate) {
+        candidate.budgets = candidate.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
     }
 
     fn enter(
         &mut self,
-        room: &mut PreemptionCandidate,
+        candidate: &mut PreemptionCandidate,
         places: &mut CandidateIndex<'l>,
         node_state: &NodeState,
         tenant: &ResidentPod,
@@ -240,18 +240,18 @@ impl<'l> CandidateSurvey<'l> {
         if let Some(Departure::Soon(left)) = ledger.departure_of(pod_state) {
             if !claim.spoken_for().contains(uid) {
                 let given_back = given_back(pod_state, node_state.use_on(pod_state, tenant.gpus), demand);
-                room.awaited.push(PotentialVictim { grace: left, given_back, ..resident() });
+                candidate.awaited.push(PotentialVictim { grace: left, given_back, ..resident() });
             }
             return;
         }
         if !demand.may_preempt || ledger.keep_reason(uid, pod_state, demand, wanted, claim).is_some() {
             return;
         }
-        let Some(gang) = self.gang(room, places, pod_state, wanted) else { return };
+        let Some(gang) = self.gang(candidate, places, pod_state, wanted) else { return };
         let resident = ledger.with_cost(resident(), pod_state, node_state, demand, claim);
         let over = self.budgets_over(pod_state);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
-        room.candidates.push(PotentialVictim { budgets, gang, ..resident });
+        candidate.potential_victims.push(PotentialVictim { budgets, gang, ..resident });
     }
 
     /// The budgets that may keep the pod: none where its class ignores them.
@@ -265,7 +265,7 @@ impl<'l> CandidateSurvey<'l> {
     /// The index in the candidate of the group with which a pod is evicted, if it has one; `None` if that group stays.
     fn gang(
         &mut self,
-        room: &mut PreemptionCandidate,
+        candidate: &mut PreemptionCandidate,
         places: &mut CandidateIndex<'l>,
         pod_state: &'l PodState,
         wanted: TenantUsage,
@@ -277,12 +277,12 @@ impl<'l> CandidateSurvey<'l> {
         let (may_reclaim, is_of_one_node) = (self.claim.tenancy().may_reclaim(wanted), self.is_of_one_node);
         let group_victims = self.group_victims(key).as_ref().ok()?;
         if group_victims.is_reclaimed && !may_reclaim
-            || is_of_one_node && group_victims.has_members_elsewhere(&room.node)
+            || is_of_one_node && group_victims.has_members_elsewhere(&candidate.node)
         {
             return None;
         }
-        let place = room.gangs.len() as u16;
-        room.gangs.push(group_victims.gang(&room.node, places));
+        let place = candidate.gangs.len() as u16;
+        candidate.gangs.push(group_victims.gang(&candidate.node, places));
         places.gangs.insert(key, place);
         Some(Some(place))
     }

@@ -40,18 +40,18 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
     }
 }
 
-fn room(node: &str, gpus: usize, candidates: Vec<PotentialVictim>) -> PreemptionCandidate {
-    let mut room = PreemptionCandidate::new(testkit::node(node), vec![gpu(); gpus]);
-    for candidate in &candidates {
-        candidate.gpus.iter().for_each(|place| room.gpus[place].charge(candidate.per_gpu, Sharing::Shared));
+fn candidate(node: &str, gpus: usize, potential_victims: Vec<PotentialVictim>) -> PreemptionCandidate {
+    let mut candidate = PreemptionCandidate::new(testkit::node(node), vec![gpu(); gpus]);
+    for victim in &potential_victims {
+        victim.gpus.iter().for_each(|place| candidate.gpus[place].charge(victim.per_gpu, Sharing::Shared));
     }
-    room.candidates = candidates;
-    room
+    candidate.potential_victims = potential_victims;
+    candidate
 }
 
-fn leave(rooms: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<Vec<String>> {
+fn leave(candidates: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<Vec<String>> {
     let demand = demand_of(gib << 30, 1, Sharing::Shared, 100);
-    let set = cheapest(rooms, &demand, rules, SearchEffort::default())?;
+    let set = cheapest(candidates, &demand, rules, SearchEffort::default())?;
     assert!(set.exact);
     Some(set.all_victims().iter().map(PodUid::to_string).collect())
 }
@@ -59,44 +59,52 @@ fn leave(rooms: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<
 #[test]
 fn two_cheap_victims_are_preferred_to_one_that_loses_more_work() {
     let two = vec![resident("a", 0, 30, 4), resident("b", 0, 30, 4)];
-    let rooms = [room("n", 1, two), room("m", 1, vec![resident("c", 0, 60, 9)])];
-    assert_eq!(leave(&rooms, 70, BudgetRules::Keep).unwrap(), ["a", "b"]);
+    let candidates = [candidate("n", 1, two), candidate("m", 1, vec![resident("c", 0, 60, 9)])];
+    assert_eq!(leave(&candidates, 70, BudgetRules::Keep).unwrap(), ["a", "b"]);
 }
 
 #[test]
 fn no_pod_is_evicted_from_a_gpu_where_it_would_not_help() {
-    let rooms = [room("n", 2, vec![resident("cheap", 0, 10, 1), resident("dear", 1, 60, 50)])];
-    assert_eq!(leave(&rooms, 70, BudgetRules::Keep).unwrap(), ["cheap"], "the two GPUs' rests are no room");
-    assert_eq!(leave(&rooms, 60, BudgetRules::Keep).unwrap(), Vec::<String>::new());
-    assert_eq!(leave(&rooms, 73, BudgetRules::Keep), None, "no GPU is so large");
+    let candidates = [candidate("n", 2, vec![resident("cheap", 0, 10, 1), resident("expensive", 1, 60, 50)])];
+    assert_eq!(
+        leave(&candidates, 70, BudgetRules::Keep).unwrap(),
+        ["cheap"],
+        "the two GPUs' rests are no free VRAM"
+    );
+    assert_eq!(leave(&candidates, 60, BudgetRules::Keep).unwrap(), Vec::<String>::new());
+    assert_eq!(leave(&candidates, 73, BudgetRules::Keep), None, "no GPU is so large");
 }
 
 #[test]
 fn borrowing_pods_are_evicted_before_guaranteed_ones_and_low_priority_before_low_cost() {
     let borrowed =
         PotentialVictim { standing: QuotaStatus::Borrowed { spared: 7 }, ..resident("borrows", 0, 60, 90) };
-    let rooms = [room("n", 1, vec![borrowed]), room("m", 1, vec![resident("owns", 0, 60, 1)])];
-    assert_eq!(leave(&rooms, 50, BudgetRules::Keep).unwrap(), ["borrows"]);
+    let candidates = [candidate("n", 1, vec![borrowed]), candidate("m", 1, vec![resident("owns", 0, 60, 1)])];
+    assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["borrows"]);
     let low = PotentialVictim { priority: -20, ..resident("low", 0, 60, 90) };
-    let rooms = [room("n", 1, vec![resident("higher", 0, 60, 1)]), room("m", 1, vec![low])];
-    assert_eq!(leave(&rooms, 50, BudgetRules::Keep).unwrap(), ["low"]);
+    let candidates = [candidate("n", 1, vec![resident("higher", 0, 60, 1)]), candidate("m", 1, vec![low])];
+    assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["low"]);
 }
 
 #[test]
 fn an_exhausted_disruption_budget_is_respected_unless_the_policy_ignores_it() {
     let covered = PotentialVictim { budgets: vec![0], ..resident("covered", 0, 60, 1) };
-    let mut guarded = room("n", 1, vec![covered]);
+    let mut guarded = candidate("n", 1, vec![covered]);
     guarded.budgets = vec![0];
     assert_eq!(leave(std::slice::from_ref(&guarded), 50, BudgetRules::Keep), None);
     assert_eq!(leave(std::slice::from_ref(&guarded), 50, BudgetRules::Violate).unwrap(), ["covered"]);
-    let rooms = [guarded, room("m", 1, vec![resident("dear", 0, 60, 1000)])];
-    assert_eq!(leave(&rooms, 50, BudgetRules::Violate).unwrap(), ["dear"], "not while anybody else can");
+    let candidates = [guarded, candidate("m", 1, vec![resident("expensive", 0, 60, 1000)])];
+    assert_eq!(
+        leave(&candidates, 50, BudgetRules::Violate).unwrap(),
+        ["expensive"],
+        "not while another pod can"
+    );
 }
 
 #[test]
 fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
     let member = PotentialVictim { gang: Some(0), ..resident("member", 0, 60, 1) };
-    let mut grouped = room("n", 1, vec![member]);
+    let mut grouped = candidate("n", 1, vec![member]);
     grouped.gangs = vec![VictimGroup {
         members: [uid("elsewhere"), uid("member")].into(),
         eviction_cost: EvictionCost::default().plus(&resident("elsewhere", 0, 60, 10)),
@@ -109,6 +117,6 @@ fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
         leave(std::slice::from_ref(&grouped), 50, BudgetRules::Keep).unwrap(),
         ["elsewhere", "member"]
     );
-    let rooms = [grouped, room("m", 1, vec![resident("alone", 0, 60, 10)])];
-    assert_eq!(leave(&rooms, 50, BudgetRules::Keep).unwrap(), ["alone"]);
+    let candidates = [grouped, candidate("m", 1, vec![resident("alone", 0, 60, 10)])];
+    assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["alone"]);
 }

@@ -237,10 +237,11 @@ fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<Vict
     let is_kept = |unit: &VictimUnit<'_>| {
         rules == BudgetRules::Keep && (!candidate.budgets_known || overdraws(candidate, unit))
     };
-    let alone = candidate.candidates.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
+    let alone =
+        candidate.potential_victims.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
     let gangs = candidate.gangs.iter().enumerate().filter_map(|(place, gang)| {
         let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
-        let mut here: Vec<&PotentialVictim> = candidate.candidates.iter().filter(of_gang).collect();
+        let mut here: Vec<&PotentialVictim> = candidate.potential_victims.iter().filter(of_gang).collect();
         here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
         (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
     });

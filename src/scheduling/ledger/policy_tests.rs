@@ -43,7 +43,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.candidates_for(&ledger.preemptor(&uid(pod)), [&node("n")]).pop().unwrap().candidates.len()
+    ledger.candidates_for(&ledger.preemptor(&uid(pod)), [&node("n")]).pop().unwrap().potential_victims.len()
 }
 
 fn with_class(class: Class) -> Policy {

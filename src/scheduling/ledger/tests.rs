@@ -223,7 +223,7 @@ fn one_pod_is_the_victim_of_one_hold() {
             .candidates_for(&ledger.preemptor(&uid("two")), [&node("n")])
             .pop()
             .unwrap()
-            .candidates
+            .potential_victims
             .is_empty()
     );
 }

@@ -34,11 +34,11 @@ impl PlanningState<'_> {
         let pace = self.pace;
         let mut looking = self.looking(signature, &snapshot, &demand, &preemptor);
         let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
-        let rooms: Vec<PreemptionCandidate> =
+        let candidates: Vec<PreemptionCandidate> =
             nodes.filter_map(|node| looking.candidate(&node.name)).collect();
         let packing_model =
             |set: &VictimSet, candidate: &PreemptionCandidate| gain(&demand, set.gpus, candidate, rules);
-        let mut sets: Vec<VictimSet> = rooms
+        let mut sets: Vec<VictimSet> = candidates
             .iter()
             .take_while(|_| pace.goes_on(LOOK))
             .filter_map(|candidate| {

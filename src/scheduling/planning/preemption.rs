@@ -26,11 +26,11 @@ pub(super) struct CandidateCache {
     signature: Option<PodSignature>,
     /// As of the first search for such a pod. Later reservations make no node cheaper.
     cost_bounds: Vec<NodeCostBound>,
-    rooms: KnownRooms,
+    candidates: KnownCandidates,
 }
 
 /// `None` for a node where evicting every pod would not be enough, or that would not accept the pod even then.
-type KnownRooms = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
+type KnownCandidates = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
 
 /// Finds nodes for equal pods without their evictable pods, one by one.
 pub(super) struct CandidateFinder<'l> {
@@ -46,7 +46,7 @@ pub(super) struct CandidateFinder<'l> {
 struct CachedCandidates<'l, 'k> {
     looking: CandidateFinder<'l>,
     pod: &'l PendingPod,
-    rooms: &'k mut KnownRooms,
+    candidates: &'k mut KnownCandidates,
     /// `None`: the current eviction limits do not matter.
     allowance: Option<EvictionAllowance<'l>>,
     pace: &'l StepBudget<'l>,
@@ -66,7 +66,7 @@ impl CandidateCache {
     }
 
     pub fn forget_node(&mut self, node: &NodeName) {
-        self.rooms.remove(node);
+        self.candidates.remove(node);
     }
 
     fn is_of(&self, signature: &PodSignature) -> bool {
@@ -77,12 +77,17 @@ impl CandidateCache {
     fn for_signature(self, signature: &PodSignature, ledger: &Ledger, preemptor: &Preemptor) -> Self {
         if !self.is_of(signature) {
             let cost_bounds = ledger.cost_bounds(preemptor, signature.demand());
-            return Self { signature: Some(signature.clone()), cost_bounds, rooms: KnownRooms::new() };
+            return Self {
+                signature: Some(signature.clone()),
+                cost_bounds,
+                candidates: KnownCandidates::new(),
+            };
         }
         // As a tenant's use grows, its pods are spared less, on every node. A cost bound stays below that; a known candidate's
         // cost does not.
-        let rooms = if ledger.policy().tenants().is_empty() { self.rooms } else { KnownRooms::new() };
-        Self { rooms, ..self }
+        let candidates =
+            if ledger.policy().tenants().is_empty() { self.candidates } else { KnownCandidates::new() };
+        Self { candidates, ..self }
     }
 }
 
@@ -92,7 +97,7 @@ impl CandidateFinder<'_> {
         let Self { ledger, snapshot, signature, question, .. } = self;
         let seeing = PlanView { ledger, snapshot };
         let leaving: Vec<PodUid> = candidate
-            .candidates
+            .potential_victims
             .iter()
             .chain(&candidate.awaited)
             .map(|resident| resident.uid.clone())
@@ -122,8 +127,8 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     type Candidate = Rc<PreemptionCandidate>;
 
     fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
-        let Self { looking, rooms, .. } = self;
-        if let Some(known) = rooms.get_mut(node) {
+        let Self { looking, candidates, .. } = self;
+        if let Some(known) = candidates.get_mut(node) {
             let (floor, candidate) = known.as_mut()?;
             looking.survey.allow(Rc::make_mut(candidate));
             return Some((*floor, Rc::clone(candidate)));
@@ -132,14 +137,14 @@ impl CandidateSource for CachedCandidates<'_, '_> {
             .candidate(node)
             .and_then(|candidate| evicting::seen(candidate, looking.signature.demand()));
         let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
-        rooms.insert(node.clone(), found.clone());
+        candidates.insert(node.clone(), found.clone());
         found
     }
 
     /// Until a step is undone, reservations only grow and budgets only shrink: a candidate becomes no cheaper. (A search that is
     /// cut short may end with another set for it, because it starts elsewhere.)
     fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
-        if let Some(known) = self.rooms.get_mut(node) {
+        if let Some(known) = self.candidates.get_mut(node) {
             *known = known.take().zip(least).map(|((_, candidate), least)| (least, candidate));
         }
     }
@@ -240,10 +245,10 @@ impl PlanningState<'_> {
     ) -> VictimSearchResult {
         let snapshot = self.ledger.snapshot();
         let mut known = std::mem::take(&mut self.known);
-        let rooms = CachedCandidates {
+        let candidates = CachedCandidates {
             looking: self.looking(signature, &snapshot, signature.demand(), preemptor),
             pod,
-            rooms: &mut known.rooms,
+            candidates: &mut known.candidates,
             allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
             pace: self.pace,
         };
@@ -253,7 +258,7 @@ impl PlanningState<'_> {
             signature.demand(),
             BudgetRules::Keep,
             SearchEffort::default(),
-            rooms,
+            candidates,
         );
         self.known = known;
         found

@@ -132,7 +132,7 @@ fn relieve(
         let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
         may_be_asked && candidate.budgets_known && budgets.iter().all(has_left)
     };
-    let here = candidate.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
+    let here = candidate.potential_victims.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())
     })?;

@@ -131,10 +131,10 @@ impl TenantFixture {
                 }
             }
             TenantStep::Assume { pod, node } => {
-                let had_room =
+                let had_free_vram =
                     self.ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.reservation().is_some());
                 if let Ok(AssumeResult::New(_)) = self.ledger.assume(&uid(pod), &node_name(node)) {
-                    self.check_promise(&uid(pod), &node_name(node), had_room);
+                    self.check_promise(&uid(pod), &node_name(node), had_free_vram);
                 }
             }
             TenantStep::Confirm(pod) => {
@@ -172,11 +172,11 @@ impl TenantFixture {
     }
 
     /// A pod was just given a GPU: its tenant stays within its limit, its class is admitted, and no class exclusion is violated.
-    fn check_promise(&self, uid: &PodUid, node: &NodeName, had_room: bool) {
+    fn check_promise(&self, uid: &PodUid, node: &NodeName, had_free_vram: bool) {
         let entries = self.ledger.pod_states();
         let entry = entries[uid];
         // A reservation from before the policy changed is kept.
-        if had_room {
+        if had_free_vram {
             return;
         }
         if let Some(tenant) = self.tenant_of(&entry.demand) {
@@ -208,10 +208,12 @@ impl TenantFixture {
     fn reserve(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
         let preemptor = self.ledger.preemptor(&uid(pod));
-        let Some(room) = self.ledger.candidates_for(&preemptor, [&node_name(node)]).pop() else { return };
+        let Some(candidate) = self.ledger.candidates_for(&preemptor, [&node_name(node)]).pop() else {
+            return;
+        };
         let guaranteed = self.guaranteed();
-        for candidate in &room.candidates {
-            let victim = self.ledger.pod_state(&candidate.uid).unwrap();
+        for potential in &candidate.potential_victims {
+            let victim = self.ledger.pod_state(&potential.uid).unwrap();
             let PodPhase::Bound(bound) = &victim.phase else { panic!("a victim is bound") };
             assert!(victim.demand.priority < demand.priority);
             assert!(self.now.since(bound.started) >= self.class_of(&victim.demand).min_runtime);
@@ -223,12 +225,12 @@ impl TenantFixture {
                 let before = self.ledger.pod_state(&uid(pod)).and_then(used).unwrap_or_default();
                 let asked = self.sum_of(&mine).0 - before.0 + demand.per_gpu.0;
                 assert!(asked <= mine.guarantee.vram.0, "a borrower evicts nobody of another tenant");
-                assert!(!guaranteed.contains(&candidate.uid), "what is guaranteed is kept");
+                assert!(!guaranteed.contains(&potential.uid), "what is guaranteed is kept");
             }
-            let lives_on_guarantee = guaranteed.contains(&candidate.uid);
-            assert_eq!(candidate.standing == QuotaStatus::Guaranteed, lives_on_guarantee);
+            let lives_on_guarantee = guaranteed.contains(&potential.uid);
+            assert_eq!(potential.standing == QuotaStatus::Guaranteed, lives_on_guarantee);
         }
-        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
+        let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else { return };
         let view = self.ledger.node(&node_name(node)).unwrap();
         let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
         let deadline = self.now + Millis::seconds(60);
@@ -375,7 +377,7 @@ fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &TenantFixture, pod: u8| {
         let preemptor = bench.ledger.preemptor(&uid(pod));
-        bench.ledger.candidates_for(&preemptor, [&node_name(1)]).pop().unwrap().candidates.len()
+        bench.ledger.candidates_for(&preemptor, [&node_name(1)]).pop().unwrap().potential_victims.len()
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");

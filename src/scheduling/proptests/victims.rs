@@ -160,11 +160,11 @@ impl VictimCluster {
 
     // ---- what the search is given ----
 
-    fn rooms(&self) -> Vec<PreemptionCandidate> {
-        (0..self.nodes.len()).map(|node| self.room(node)).collect()
+    fn candidates(&self) -> Vec<PreemptionCandidate> {
+        (0..self.nodes.len()).map(|node| self.candidate(node)).collect()
     }
 
-    fn room(&self, node: usize) -> PreemptionCandidate {
+    fn candidate(&self, node: usize) -> PreemptionCandidate {
         let here =
             |way: VictimKind| self.pods.iter().filter(move |pod| pod.node == Some(node) && pod.way == way);
         let groups: BTreeSet<usize> = here(VictimKind::MayLeave).filter_map(|pod| pod.group).collect();
@@ -177,8 +177,8 @@ impl VictimCluster {
             .iter()
             .filter(|pod| pod.node == Some(node) && pod.class_exclusions)
             .map(class_exclusion);
-        let mut room = PreemptionCandidate {
-            candidates: here(VictimKind::MayLeave)
+        let mut candidate = PreemptionCandidate {
+            potential_victims: here(VictimKind::MayLeave)
                 .map(|pod| PotentialVictim { gang: place(pod.group), ..self.resident(pod) })
                 .collect(),
             awaited: here(VictimKind::LeavesAnyway).map(|pod| self.resident(pod)).collect(),
@@ -194,8 +194,8 @@ impl VictimCluster {
             violations,
             ..PreemptionCandidate::new(NodeName::parse(&format!("node-{node}")).unwrap(), self.gpus(node))
         };
-        settle_class_exclusions(&room.class_exclusions, &mut room.gpus, |_| false);
-        room
+        settle_class_exclusions(&candidate.class_exclusions, &mut candidate.gpus, |_| false);
+        candidate
     }
 
     fn gpus(&self, node: usize) -> Vec<Gpu> {
@@ -410,7 +410,7 @@ fn class_exclusion(pod: &OraclePod) -> ClassExclusion {
 
 /// The set is what the oracle says it must be, and every victim in it is necessary.
 fn check(world: &VictimCluster, rules: BudgetRules, seed: u64) -> Option<VictimSet> {
-    let found = cheapest(&world.rooms(), &world.demand, rules, SearchEffort::UNLIMITED);
+    let found = cheapest(&world.candidates(), &world.demand, rules, SearchEffort::UNLIMITED);
     let node_of = |set: &VictimSet| set.node.as_str().trim_start_matches("node-").parse::<usize>().unwrap();
     let answer = found.as_ref().map(|set| (set.eviction_cost, node_of(set)));
     assert_eq!(answer, world.best(rules), "seed {seed}: {world:#?}");
@@ -466,16 +466,16 @@ fn no_cheaper_set_of_victims_exists_on_any_node() {
 fn the_input_order_of_pods_and_nodes_changes_nothing() {
     for seed in 0..500 {
         let world = VictimCluster::new(seed);
-        let mut rooms = world.rooms();
-        let first = cheapest(&rooms, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
+        let mut candidates = world.candidates();
+        let first = cheapest(&candidates, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
         let mut random = Random::seeded(seed, 1);
-        random.shuffle(&mut rooms);
-        for room in &mut rooms {
-            random.shuffle(&mut room.candidates);
-            random.shuffle(&mut room.awaited);
-            random.shuffle(&mut room.class_exclusions);
+        random.shuffle(&mut candidates);
+        for candidate in &mut candidates {
+            random.shuffle(&mut candidate.potential_victims);
+            random.shuffle(&mut candidate.awaited);
+            random.shuffle(&mut candidate.class_exclusions);
         }
-        let again = cheapest(&rooms, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
+        let again = cheapest(&candidates, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
         assert_eq!(first, again, "seed {seed}");
     }
 }
@@ -486,7 +486,7 @@ fn a_search_that_is_cut_short_is_marked_as_inexact() {
     for seed in 0..500 {
         let world = VictimCluster::new(seed);
         let effort = SearchEffort { per_node: 3, in_all: 5 };
-        let Some(set) = cheapest(&world.rooms(), &world.demand, BudgetRules::Violate, effort) else {
+        let Some(set) = cheapest(&world.candidates(), &world.demand, BudgetRules::Violate, effort) else {
             continue;
         };
         cut_short += usize::from(!set.exact);

@@ -6,8 +6,9 @@
 //! plugin allocates the GPUs Stowage cannot choose them, and [`preempt_device_plugin`](super::preempt_device_plugin) chooses
 //! among kube-scheduler's candidates.
 //!
-//! [`PreemptAsked`] takes a copy of everything that the decision depends on; [`preempt`] searches the candidates and assesses those
-//! that could be cheapest, which may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if everything still stands.
+//! [`PreemptAsked`] takes a copy of everything that the decision depends on; [`preempt`] searches the candidates and assesses
+//! those that could be cheapest, which may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if
+//! everything still stands.
 
 use super::request::VerbRequest;
 use super::{Change, Cluster};
@@ -120,8 +121,8 @@ pub struct LeftToPlanner(pub PodUid);
 enum VictimChoice {
     /// Whichever may be evicted, as few as are needed.
     Any,
-    /// All that kube-scheduler would evict. It knows what Stowage chooses no victims by: ports, other resources than CPU and memory,
-    /// how many pods a node may have.
+    /// All that kube-scheduler would evict. It knows what Stowage chooses no victims by: ports, other resources than CPU and
+    /// memory, how many pods a node may have.
     KubeSchedulers,
 }
 
@@ -313,7 +314,7 @@ impl OfferedCandidates<'_> {
             // What all of them free: none stays.
             VictimChoice::KubeSchedulers => {
                 let is_one = |victim: &PotentialVictim| residents.iter().any(|one| one.uid == victim.uid);
-                candidate.candidates.retain(is_one);
+                candidate.potential_victims.retain(is_one);
             }
         }
         candidate.shortfall = shortfall;
@@ -331,7 +332,7 @@ impl OfferedCandidates<'_> {
 /// By how much the known disruption budgets are exceeded if these pods are evicted.
 fn known_violations(candidate: &PreemptionCandidate, residents: &[PotentialVictim]) -> u32 {
     let leaves = |victim: &&PotentialVictim| residents.iter().any(|resident| resident.uid == victim.uid);
-    let covered = candidate.candidates.iter().filter(leaves).flat_map(|victim| &victim.budgets);
+    let covered = candidate.potential_victims.iter().filter(leaves).flat_map(|victim| &victim.budgets);
     let mut counts = vec![0u32; candidate.budgets.len()];
     covered.for_each(|budget| counts[usize::from(*budget)] += 1);
     counts.iter().zip(&candidate.budgets).map(|(count, allowed)| count.saturating_sub(*allowed)).sum()

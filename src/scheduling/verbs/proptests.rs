@@ -158,7 +158,7 @@ fn image(n: u8) -> ImageId {
     ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
-/// Inputs that the door took, as text, from a cluster of [`lending`]'s policy on.
+/// Inputs that the core took, as text, from a cluster of [`lending`]'s policy on.
 pub(crate) fn taken_inputs(most: usize) -> impl Strategy<Value = Vec<String>> {
     prop::collection::vec(event(), 1..most).prop_map(|events| {
         let mut recorded = RecordedCluster::new();

@@ -3,7 +3,7 @@
 use super::world::{AgentNode, NODE, RunningAgent, agents_at, gpu, reported, reported_until, text};
 use crate::agent_auth::GuardedReports;
 use crate::client::Client;
-use crate::served::{Served, doors, eventually};
+use crate::served::{Served, endpoints, eventually};
 use crate::tls::{Ca, TlsFixture};
 use axum::body::Bytes;
 use parking_lot::Mutex;
@@ -26,9 +26,9 @@ impl<'a> OpenAddress<'a> {
     fn at(extender: &'a Served, listener: TcpListener) -> Self {
         listener.set_nonblocking(true).unwrap();
         let stop = CancellationToken::new();
-        let (mut doors, _) = doors();
-        doors.agents.listener = listener;
-        let serving = extender.spawn(server::serve(extender.extender.clone(), doors, stop.clone()));
+        let (mut endpoints, _) = endpoints();
+        endpoints.agents.listener = listener;
+        let serving = extender.spawn(server::serve(extender.extender.clone(), endpoints, stop.clone()));
         Self { extender, stop, serving }
     }
 
@@ -127,11 +127,11 @@ fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
     let ca = Ca::new("ours");
     let server = ca.issue_for("localhost");
     let (cert, key) = (files.write("tls.crt", &server.cert), files.write("tls.key", &server.key));
-    let (mut doors, [_, address, _]) = doors();
-    doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let (mut endpoints, [_, address, _]) = endpoints();
+    endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
     let stop = CancellationToken::new();
     let served = &guarded.served;
-    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
     let (ca, token) = (files.write("ca.crt", &ca.pem), files.write("token", &guarded.token("node-b")));
     let extender = format!("https://localhost:{}", address.port());
     let [ca, token] = [&ca, &token].map(|path| path.to_str().unwrap());

@@ -3,7 +3,7 @@
 
 use super::{create_empty, published};
 use crate::client::PATIENCE;
-use crate::served::{Served, ServedCluster, doors, node, report};
+use crate::served::{Served, ServedCluster, endpoints, node, report};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -65,10 +65,10 @@ impl RotatingReplica {
         cluster.time = time_source(rotation.wall);
         let served = cluster.serve();
         let tls = Tls::awaiting().unwrap();
-        let (mut doors, [_, agents, _]) = doors();
-        doors.agents.tls = Some(tls.clone());
+        let (mut endpoints, [_, agents, _]) = endpoints();
+        endpoints.agents.tls = Some(tls.clone());
         let stop = CancellationToken::new();
-        drop(served.spawn(server::serve(served.extender.clone(), doors, stop.clone())));
+        drop(served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone())));
         let settings = CertificateSettings {
             names: vec!["127.0.0.1".into()],
             lifetime: 90 * DAY,

@@ -3,7 +3,7 @@
 use super::source::{ATTACKER, ClientAddress};
 use crate::client::{Client, PATIENCE};
 use crate::process::{RunningServe, json_dump};
-use crate::served::{Served, ServedCluster, args, doors, eventually, pod, report};
+use crate::served::{Served, ServedCluster, args, endpoints, eventually, pod, report};
 use crate::tls::{Ca, TlsFixture};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -122,10 +122,10 @@ fn s1_a_tls_handshake_has_a_timeout() {
     let (ca, files, served) = (Ca::new("ca"), TlsFixture::new(), served_within(short(), &[("node-a", 1)]));
     let identity = ca.issue_for("127.0.0.1");
     let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
-    let (mut doors, [_, address, _]) = doors();
-    doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let (mut endpoints, [_, address, _]) = endpoints();
+    endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
     let stop = CancellationToken::new();
-    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
     assert_eq!(says(address, ""), "");
     assert_eq!(says(address, "\u{16}\u{3}\u{1}"), "", "the first bytes of a handshake");
     eventually("both are counted", || dropped(&served, "agents", "handshake-timeout") == 2);

@@ -1,7 +1,7 @@
 //! A replica's readiness when the API server has been unreachable for a while.
 
 use crate::client::{Client, PATIENCE};
-use crate::served::{doors, without_engines};
+use crate::served::{endpoints, without_engines};
 use std::time::{Duration, Instant};
 use stowage::extender::request::RequestLimits;
 use stowage::extender::{Extender, server};
@@ -33,9 +33,9 @@ fn readyz_a_replica_without_its_api_server_is_not_ready_and_not_synced() {
     let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
     let client = api.client("stowage").unwrap();
     let (control_plane, _tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
-    let (doors, [.., operators]) = doors();
+    let (endpoints, [.., operators]) = endpoints();
     let extender = Extender::new(service, control_plane, RequestLimits::default());
-    runtime.spawn(server::serve(extender, doors, stop.clone()));
+    runtime.spawn(server::serve(extender, endpoints, stop.clone()));
     // It is ready as soon as its ledger is complete, whether or not it leads yet.
     until(200, operators);
     drop(api);

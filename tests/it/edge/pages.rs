@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::process::json_dump;
-use crate::served::{Served, ServedCluster, args, doors, pod};
+use crate::served::{Served, ServedCluster, args, endpoints, pod};
 use crate::tls::{Ca, TlsFixture};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -218,10 +218,11 @@ fn s2_explain_sends_its_token_to_a_verified_server_only() {
     guarded.api.allow(JANE, "default");
     let identity = ca.issue_for("stowage-admin");
     let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
-    let (mut doors, [.., address]) = doors();
-    doors.operators.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let (mut endpoints, [.., address]) = endpoints();
+    endpoints.operators.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
     let stop = CancellationToken::new();
-    let serving = guarded.served.spawn(server::serve(guarded.served.extender.clone(), doors, stop.clone()));
+    let serving =
+        guarded.served.spawn(server::serve(guarded.served.extender.clone(), endpoints, stop.clone()));
     let path = |name: &str, text: &str| files.write(name, text).to_str().unwrap().to_owned();
     let (ca_file, token_file) = (path("ca.crt", &ca.pem), path("token", &guarded.token(JANE)));
     let explain = |arguments: &[&str]| {

@@ -1,18 +1,18 @@
-//! Decisions by the million: a small world and a sequence of steps at the core's door, both drawn by a seed, and an oracle that
-//! checks every answer.
+//! Decisions by the million: a small world and a sequence of steps at the core's entry point, both drawn by a seed, and an oracle
+//! that checks every answer.
 //!
 //! ```text
-//!  seed or bytes ─► world: API server, machines ── inputs ──► door (the core as it ships) ── answers ─┐
-//!                     └──── what was shown and answered ─► record ─► oracle ◄──────────────────────────┘
+//!  seed or bytes ─► world: API server, machines ── inputs ──► the core as it ships ── answers ─┐
+//!                     └──── what was shown and answered ─► record ─► oracle ◄───────────────────┘
 //! ```
 //!
-//! No HTTP, no thread, no Kubernetes type. [`world`] is what happens outside of the core, [`door`] hands it in and plain values out.
-//! [`record`] is what the core was told and what it answered, and [`gpu_views`] what that leaves of each GPU. By them [`oracle`] says
-//! whether an answer is right, and [`victims`] whether pods leave rightly. None of these reads the ledger. [`rules`] are policies in
-//! plain values, [`draws`] the choices, [`step`] the kinds of steps. [`planted`] are bugs that the oracle has to find;
-//! [`shrink`](mod@shrink) makes a failing sequence small.
+//! No HTTP, no thread, no Kubernetes type. [`world`] is what happens outside of the core, [`core_under_test`] hands it in and
+//! plain values out. [`record`] is what the core was told and what it answered, and [`gpu_views`] what that leaves of each GPU.
+//! By them [`oracle`] says whether an answer is right, and [`victims`] whether pods leave rightly. None of these reads the
+//! ledger. [`rules`] are policies in plain values, [`draws`] the choices, [`step`] the kinds of steps. [`planted`] are bugs that
+//! the oracle has to find; [`shrink`](mod@shrink) makes a failing sequence small.
 
-mod door;
+mod core_under_test;
 mod draws;
 mod gpu_views;
 mod oracle;

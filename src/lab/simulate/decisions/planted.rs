@@ -1,4 +1,4 @@
-//! Bugs that the oracle has to find, planted at the door: the core is told something wrong, or its answer is changed on its way
+//! Bugs that the oracle has to find, planted at the core: the core is told something wrong, or its answer is changed on its way
 //! to the caller. The core itself contains none of it.
 
 macro_rules! planted_bugs {

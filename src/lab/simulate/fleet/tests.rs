@@ -161,7 +161,7 @@ fn stowage_wakes_the_engine_that_sleeps_and_the_stock_scheduler_does_so_by_chanc
     assert!(time_to_ready(stock) > Millis::seconds(15));
 }
 
-/// The door to faults: a message that is lost is not seen, one that is late is seen late, and a Binding that is written twice is
+/// Faults: a message that is lost is not seen, one that is late is seen late, and a Binding that is written twice is
 /// one Binding.
 #[test]
 fn messages_have_fates() {

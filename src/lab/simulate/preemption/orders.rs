@@ -44,10 +44,10 @@ pub struct VictimChoice {
     pub exact: bool,
 }
 
-/// A resident, and since when it has been running.
+/// A pod that may be evicted, and since when it has been running.
 #[derive(Debug, Clone, Copy)]
-pub struct Person<'a> {
-    pub resident: &'a PotentialVictim,
+pub struct RunningPod<'a> {
+    pub pod: &'a PotentialVictim,
     pub started: Moment,
 }
 
@@ -69,38 +69,39 @@ impl VictimOrder {
     pub fn choose(
         self,
         ledger: &Ledger,
-        rooms: &[PreemptionCandidate],
+        candidates: &[PreemptionCandidate],
         demand: &Demand,
     ) -> Option<VictimChoice> {
         if self == Self::Stowage {
-            return cheapest(rooms, demand);
+            return cheapest(candidates, demand);
         }
-        let rooms: Vec<&PreemptionCandidate> = rooms.iter().filter(|room| could_fit(room, demand)).collect();
-        let people = |room| people(ledger, room);
+        let candidates: Vec<&PreemptionCandidate> =
+            candidates.iter().filter(|candidate| could_fit(candidate, demand)).collect();
+        let running_pods = |candidate| running_pods(ledger, candidate);
         match self {
             Self::Stowage => unreachable!("it was answered"),
-            Self::Stock => kube_scheduler::by_sums(ledger, &rooms, demand),
-            Self::StockOnGpus => kube_scheduler::on_gpus(ledger, &rooms, demand),
-            Self::YoungestFirst => best(&rooms, demand, |room| {
-                let mut people = people(room);
-                people.sort_by_key(|one| (Reverse(one.started), &one.resident.uid));
-                let leave = in_order(room, demand, &people);
-                let eldest = leave.iter().map(|one| one.started).min();
-                ((Reverse(eldest), leave.len(), &room.node), leave)
+            Self::Stock => kube_scheduler::by_sums(ledger, &candidates, demand),
+            Self::StockOnGpus => kube_scheduler::on_gpus(ledger, &candidates, demand),
+            Self::YoungestFirst => best(&candidates, demand, |candidate| {
+                let mut running_pods = running_pods(candidate);
+                running_pods.sort_by_key(|one| (Reverse(one.started), &one.pod.uid));
+                let victims = in_order(candidate, demand, &running_pods);
+                let eldest = victims.iter().map(|one| one.started).min();
+                ((Reverse(eldest), victims.len(), &candidate.node), victims)
             }),
-            Self::LowestPriorityFirst => best(&rooms, demand, |room| {
-                let mut people = people(room);
-                people.sort_by_key(|one| (one.resident.priority, &one.resident.uid));
-                let leave = in_order(room, demand, &people);
-                let highest = leave.iter().map(|one| one.resident.priority).max();
-                ((highest, leave.len(), &room.node), leave)
+            Self::LowestPriorityFirst => best(&candidates, demand, |candidate| {
+                let mut running_pods = running_pods(candidate);
+                running_pods.sort_by_key(|one| (one.pod.priority, &one.pod.uid));
+                let victims = in_order(candidate, demand, &running_pods);
+                let highest = victims.iter().map(|one| one.pod.priority).max();
+                ((highest, victims.len(), &candidate.node), victims)
             }),
         }
     }
 }
 
-fn cheapest(rooms: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
-    let set = evicting::cheapest(rooms, demand, BudgetRules::Keep, SearchEffort::default())?;
+fn cheapest(candidates: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
+    let set = evicting::cheapest(candidates, demand, BudgetRules::Keep, SearchEffort::default())?;
     Some(VictimChoice {
         node: set.node.clone(),
         gpus: set.gpus,
@@ -113,66 +114,78 @@ fn cheapest(rooms: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoi
 
 /// The least by its key among the victim sets that the rule chooses on each candidate node.
 pub fn best<'a, K: Ord>(
-    rooms: &[&'a PreemptionCandidate],
+    candidates: &[&'a PreemptionCandidate],
     demand: &Demand,
-    rule: impl Fn(&'a PreemptionCandidate) -> (K, Vec<Person<'a>>),
+    rule: impl Fn(&'a PreemptionCandidate) -> (K, Vec<RunningPod<'a>>),
 ) -> Option<VictimChoice> {
-    let ruled = rooms.iter().map(|room| (rule(room), *room));
-    let ((_, leave), room) = ruled.min_by(|((a, _), _), ((b, _), _)| a.cmp(b))?;
-    Some(choice(room, demand, &leave))
+    let ruled = candidates.iter().map(|candidate| (rule(candidate), *candidate));
+    let ((_, victims), candidate) = ruled.min_by(|((a, _), _), ((b, _), _)| a.cmp(b))?;
+    Some(choice(candidate, demand, &victims))
 }
 
 /// The pod's placement after the victims are gone; it fits there then.
-pub fn choice(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> VictimChoice {
-    let evicted: Vec<PodUid> = leave.iter().map(|one| one.resident.uid.clone()).collect();
+pub fn choice(candidate: &PreemptionCandidate, demand: &Demand, victims: &[RunningPod<'_>]) -> VictimChoice {
+    let evicted: Vec<PodUid> = victims.iter().map(|one| one.pod.uid.clone()).collect();
     VictimChoice {
-        node: room.node.clone(),
-        gpus: fits_without(room, demand, leave).expect("victims are chosen until the pod fits"),
+        node: candidate.node.clone(),
+        gpus: fits_without(candidate, demand, victims).expect("victims are chosen until the pod fits"),
         awaited: evicted.clone(),
         evicted,
-        grace: leave.iter().map(|one| one.resident.grace).max().unwrap_or_default(),
+        grace: victims.iter().map(|one| one.pod.grace).max().unwrap_or_default(),
         exact: true,
     }
 }
 
 /// All pods that may be evicted from a node.
-pub fn people<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
+pub fn running_pods<'a>(ledger: &Ledger, candidate: &'a PreemptionCandidate) -> Vec<RunningPod<'a>> {
     let started = |uid: &PodUid| match &ledger.pod_state(uid)?.phase {
         PodPhase::Bound(bound) => Some(bound.started),
         _ => None,
     };
-    let person = |resident: &'a PotentialVictim| Person {
-        resident,
+    let running_pod = |resident: &'a PotentialVictim| RunningPod {
+        pod: resident,
         started: started(&resident.uid).unwrap_or_else(|| ledger.now()),
     };
-    room.candidates.iter().map(person).collect()
+    candidate.potential_victims.iter().map(running_pod).collect()
 }
 
 /// The shortest prefix of these whose eviction makes the pod fit, without those whose eviction is not needed.
-fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a>]) -> Vec<Person<'a>> {
-    let enough = (0..=people.len()).find(|count| fits_without(room, demand, &people[..*count]).is_some());
-    let mut leave = people[..enough.unwrap_or(people.len())].to_vec();
-    for place in (0..leave.len()).rev() {
-        let spared = leave.remove(place);
-        if fits_without(room, demand, &leave).is_none() {
-            leave.insert(place, spared);
+fn in_order<'a>(
+    candidate: &PreemptionCandidate,
+    demand: &Demand,
+    running_pods: &[RunningPod<'a>],
+) -> Vec<RunningPod<'a>> {
+    let enough = (0..=running_pods.len())
+        .find(|count| fits_without(candidate, demand, &running_pods[..*count]).is_some());
+    let mut victims = running_pods[..enough.unwrap_or(running_pods.len())].to_vec();
+    for place in (0..victims.len()).rev() {
+        let spared = victims.remove(place);
+        if fits_without(candidate, demand, &victims).is_none() {
+            victims.insert(place, spared);
         }
     }
-    leave
+    victims
 }
 
 /// The GPUs that the pod would get if these were evicted.
-pub fn fits_without(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
-    let mut gpus = room.gpus.clone();
-    leave.iter().for_each(|one| discharge(&mut gpus, one.resident));
-    settle_class_exclusions(&room.class_exclusions, &mut gpus, |uid| {
-        leave.iter().any(|one| one.resident.uid == *uid)
+pub fn fits_without(
+    candidate: &PreemptionCandidate,
+    demand: &Demand,
+    victims: &[RunningPod<'_>],
+) -> Option<GpuSet> {
+    let mut gpus = candidate.gpus.clone();
+    victims.iter().for_each(|one| discharge(&mut gpus, one.pod));
+    settle_class_exclusions(&candidate.class_exclusions, &mut gpus, |uid| {
+        victims.iter().any(|one| one.pod.uid == *uid)
     });
     pack::choose(&gpus, demand, GpuSet::ALL)
 }
 
-fn could_fit(room: &PreemptionCandidate, demand: &Demand) -> bool {
-    let all: Vec<Person<'_>> =
-        room.candidates.iter().map(|resident| Person { resident, started: Moment::default() }).collect();
-    fits_without(room, demand, &all).is_some()
+fn could_fit(candidate: &PreemptionCandidate, demand: &Demand) -> bool {
+    let all: Vec<RunningPod<'_>> = candidate
+        .potential_victims
+        .iter()
+        .map(|resident| RunningPod { pod: resident, started: Moment::default() })
+        .collect();
+    fits_without(candidate, demand, &all).is_some()
 }

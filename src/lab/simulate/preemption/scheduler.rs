@@ -81,7 +81,7 @@ impl VictimScheduler {
     fn admit(&mut self, now: Moment, uid: PodUid, acts: &mut Vec<Act>) {
         let is_placed = match self.shipped.best(&uid) {
             Some(node) => self.shipped.bind(&uid, &node, acts),
-            None => self.make_room(now, &uid, acts).is_some(),
+            None => self.preempt_for(now, &uid, acts).is_some(),
         };
         if !is_placed {
             self.reject(now, uid);
@@ -89,11 +89,11 @@ impl VictimScheduler {
     }
 
     /// Makes a reservation for the pod, and evicts the pods in its way; `None` if no set of evictions would be enough.
-    fn make_room(&mut self, now: Moment, uid: &PodUid, acts: &mut Vec<Act>) -> Option<()> {
+    fn preempt_for(&mut self, now: Moment, uid: &PodUid, acts: &mut Vec<Act>) -> Option<()> {
         let ledger = &self.shipped.cluster;
         let preemptor = ledger.preemptor(uid);
-        let rooms = ledger.candidates_for(&preemptor, &self.nodes);
-        let choice = self.order.choose(ledger, &rooms, &ledger.pod_state(uid)?.demand)?;
+        let candidates = ledger.candidates_for(&preemptor, &self.nodes);
+        let choice = self.order.choose(ledger, &candidates, &ledger.pod_state(uid)?.demand)?;
         let VictimChoice { node, gpus, evicted, awaited, grace, exact } = choice;
         let reservation = shown::reservation(ledger, &node, gpus, awaited, grace)?;
         self.shipped.cluster.apply(Reserve { uid: uid.clone(), reservation }).ok()?;
@@ -135,7 +135,7 @@ impl VictimScheduler {
     }
 
     /// More may fit where the pod is, or would have been.
-    fn note_room_of(&mut self, uid: &PodUid) {
+    fn note_freed_by(&mut self, uid: &PodUid) {
         let Some(pod) = self.shipped.cluster.pod_state(uid) else { return };
         let nodes = pod.node().into_iter().chain(pod.reservation().map(|reserved| &reserved.node));
         self.changed.extend(nodes.cloned());
@@ -155,9 +155,9 @@ impl FleetScheduler for VictimScheduler {
                 self.new.insert(shown.uid.clone(), shown.spec.clone());
                 self.is_due = true;
             }
-            Message::PodGone(uid) => self.note_room_of(uid),
+            Message::PodGone(uid) => self.note_freed_by(uid),
             // Until then its engine keeps others from starting on its GPUs.
-            Message::Start { uid, progress: StartProgress::Ready } => self.note_room_of(uid),
+            Message::Start { uid, progress: StartProgress::Ready } => self.note_freed_by(uid),
             _ => {}
         }
         self.shipped.observe(now, message);

@@ -147,8 +147,8 @@ impl Scene {
     fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
         self.ledger.wait("asks", demand(size, 1000));
         let preemptor = self.ledger.preemptor(&uid("asks"));
-        let rooms = self.ledger.candidates_for(&preemptor, &self.nodes);
-        let chosen = order.choose(&self.ledger, &rooms, &demand(size, 1000))?;
+        let candidates = self.ledger.candidates_for(&preemptor, &self.nodes);
+        let chosen = order.choose(&self.ledger, &candidates, &demand(size, 1000))?;
         let VictimChoice { node, mut evicted, .. } = chosen;
         evicted.sort();
         Some((node.to_string(), evicted.iter().map(ToString::to_string).collect()))

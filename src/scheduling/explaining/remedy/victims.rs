@@ -67,18 +67,21 @@ fn cheapest(
         outline.refused_and_open(facts).map(|(place, _)| place).filter(could_help).take(NODES_FOR_VICTIMS);
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
-        let (room, missing) = cluster.look(|ledger: &mut Cluster| {
-            let room = ledger.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
-            Some((room, demand.vram().minus(ledger.sum_left_on(name))))
+        let (candidate, missing) = cluster.look(|ledger: &mut Cluster| {
+            let candidate = ledger.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
+            Some((candidate, demand.vram().minus(ledger.sum_left_on(name))))
         })?;
         // What the scheduler itself must see freed, which counts by the node's sum.
-        let room =
-            PreemptionCandidate { shortfall: Shortfall { vram: missing, ..Shortfall::default() }, ..room };
-        let set = cheapest_victims(&room, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
+        let candidate = PreemptionCandidate {
+            shortfall: Shortfall { vram: missing, ..Shortfall::default() },
+            ..candidate
+        };
+        let set =
+            cheapest_victims(&candidate, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
         let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
-        let victims = room.candidates.into_iter().filter(leaves).collect();
+        let victims = candidate.potential_victims.into_iter().filter(leaves).collect();
         let limit = cluster.look(|ledger| ledger.eviction_limit(&set.all_victims()));
-        Some(FoundVictims { place, set, victims, gangs: room.gangs, limit })
+        Some(FoundVictims { place, set, victims, gangs: candidate.gangs, limit })
     });
     found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
 }

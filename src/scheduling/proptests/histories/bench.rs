@@ -331,21 +331,21 @@ impl LedgerHistory {
 
     fn reserve(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) =
+        let Some(candidate) =
             self.ledger.candidates_for(&self.ledger.preemptor(&uid(pod)), [&node_name(node)]).pop()
         else {
             return;
         };
-        for candidate in &room.candidates {
-            let victim = &self.ledger.pod_state(&candidate.uid).unwrap().demand;
+        for potential in &candidate.potential_victims {
+            let victim = &self.ledger.pod_state(&potential.uid).unwrap().demand;
             assert!(victim.priority < demand.priority, "a victim has lower priority");
             assert_eq!(self.ledger.policy().class(victim.class).eviction, Preemptibility::ForHigherPriority);
             assert!(
-                !self.ledger.pod_state(&candidate.uid).unwrap().disruption_info.do_not_disrupt,
+                !self.ledger.pod_state(&potential.uid).unwrap().disruption_info.do_not_disrupt,
                 "it is to be left alone"
             );
         }
-        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
+        let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else { return };
         let view = self.ledger.node(&node_name(node)).unwrap();
         let reservation = Reservation {
             node: node_name(node),

@@ -1,4 +1,4 @@
-//! A cluster to which things happen from outside, and which notes every input that its door takes.
+//! A cluster to which things happen from outside, and which notes every input that the core takes.
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use super::{Event, World};
 use crate::ids::LeaderEpoch;
-use crate::lab::simulate::decisions::door::{demand, place_of, pod_number};
+use crate::lab::simulate::decisions::core_under_test::{demand, place_of, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::record::{GIB, Kept, NodeRecord, PodSpec, Record, Told};
 use crate::lab::simulate::decisions::rules::{APPS, CLASSES, NAMESPACES, SLACK};
@@ -74,7 +74,7 @@ impl World<'_> {
     fn show_to_filters(&mut self, pod: u32) {
         let uid = self.pods[pod as usize].uid.clone();
         let wants = FilterPod::Waiting(Requirements::default());
-        self.door.apply(FilterPodObserved { uid, pod: wants });
+        self.core.apply(FilterPodObserved { uid, pod: wants });
     }
 
     /// A pod is deleted: it is gone at once, or after a while.
@@ -109,8 +109,8 @@ impl World<'_> {
     fn show_budget(&mut self, namespace: usize, app: usize) {
         let (namespace_name, name) = (NAMESPACES[namespace].to_owned(), APPS[app].to_owned());
         match self.record.budgets[namespace][app] {
-            None => self.door.apply(BudgetDeleted { namespace: namespace_name, name }),
-            Some(allowed) => self.door.apply(BudgetObserved(DisruptionBudget {
+            None => self.core.apply(BudgetDeleted { namespace: namespace_name, name }),
+            Some(allowed) => self.core.apply(BudgetObserved(DisruptionBudget {
                 namespace: namespace_name,
                 selector: Selector::All(vec![Requirement::is("app", &name)]),
                 name,
@@ -124,8 +124,8 @@ impl World<'_> {
         self.record.rules = self.policies[self.active].clone();
         self.record.touch_all();
         self.tally.swaps += 1;
-        let policy = self.record.rules.policy(self.door.planted);
-        self.door.apply(PolicySet { policy, prepared: None });
+        let policy = self.record.rules.policy(self.core.planted);
+        self.core.apply(PolicySet { policy, prepared: None });
         self.note(|| "the other policy comes into force".into());
         // Requests that were read before are of the policy before.
         if self.draws.chance(50) {
@@ -135,7 +135,7 @@ impl World<'_> {
     }
 
     fn classify(&mut self) {
-        let policy = self.door.cluster.policy().clone();
+        let policy = self.core.cluster.policy().clone();
         for pod in &self.alive {
             self.pods[*pod as usize].demand = demand(self.record.spec(*pod), &policy);
         }
@@ -143,8 +143,8 @@ impl World<'_> {
 
     /// The state is stored, and goes on as a loaded one.
     pub(super) fn store(&mut self) -> Checked {
-        let state = self.door.cluster.export();
-        self.door.cluster =
+        let state = self.core.cluster.export();
+        self.core.cluster =
             Cluster::load(state).map_err(|error| format!("a stored state is not loaded: {error}"))?;
         Ok(())
     }
@@ -163,8 +163,8 @@ impl World<'_> {
             (entry.open, entry.leaving) = (Default::default(), None);
         }
         self.events.clear();
-        self.door.cluster = Cluster::new(Arc::new(self.record.rules.policy(self.door.planted)));
-        self.door.scores = Default::default();
+        self.core.cluster = Cluster::new(Arc::new(self.record.rules.policy(self.core.planted)));
+        self.core.scores = Default::default();
         self.classify();
         self.show_everything();
         self.tick(true)?;
@@ -174,13 +174,13 @@ impl World<'_> {
     /// All nodes and pods are listed, and then the process leads.
     pub(super) fn show_everything(&mut self) {
         let now = self.now();
-        self.door.apply(ClockAdvanced(now));
+        self.core.apply(ClockAdvanced(now));
         for node in 0..self.record.nodes.len() as u8 {
             let name = self.node_names[usize::from(node)].clone();
             let (labels, taints, allocatable) = (Arc::default(), Arc::default(), Amounts::default());
             let machine = FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1000 };
             let observed = NodeObserved::new(name, NodeKind::Stowage);
-            self.door.apply(NodeObserved { machine: Some(machine), ..observed });
+            self.core.apply(NodeObserved { machine: Some(machine), ..observed });
             self.report_devices(node);
             if self.draws.chance(70) {
                 self.report_of(node);
@@ -196,8 +196,8 @@ impl World<'_> {
                 self.take_over(pod);
             }
         }
-        self.door.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
-        self.door.apply(AllMayBeRefused);
+        self.core.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        self.core.apply(AllMayBeRefused);
     }
 
     /// A new process takes over the reservation that the pod shows.

@@ -2,7 +2,7 @@
 
 use super::World;
 use crate::ids::GpuModel;
-use crate::lab::simulate::decisions::door::gpu_name;
+use crate::lab::simulate::decisions::core_under_test::gpu_name;
 use crate::lab::simulate::decisions::draws::Draws;
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
@@ -78,7 +78,7 @@ impl World<'_> {
     /// An agent lists the GPUs of a node.
     pub(super) fn report_devices(&mut self, node: u8) {
         let (hardware, place) = (&self.record.nodes[usize::from(node)].hardware, usize::from(node));
-        let lies = self.door.has(PlantedBug::KeepsLostGpus);
+        let lies = self.core.has(PlantedBug::KeepsLostGpus);
         let machine = &mut self.machines[place];
         let (there, healthy) = (machine.there, machine.healthy);
         let (shown, sound) = if lies { (u8::MAX, u8::MAX) } else { (there, healthy) };
@@ -87,7 +87,7 @@ impl World<'_> {
         let devices =
             listed.map(|device| Device { health: health(device.index), ..device.clone() }).collect();
         let report = DevicesReported { node: self.node_names[place].clone(), devices, are_all: true };
-        let waiting = self.door.apply(report).expect("a node has no more GPUs than a node may");
+        let waiting = self.core.apply(report).expect("a node has no more GPUs than a node may");
         self.record.report_devices(node, there, healthy & there, waiting > 0);
     }
 
@@ -176,7 +176,7 @@ impl World<'_> {
             let sum: u64 = attributed.iter().map(|(_, bytes)| bytes).sum();
             let used = (!is_unread).then_some(sum + machine.foreign[gpu]);
             let load = machine.load[gpu];
-            let is_forgotten = self.door.has(PlantedBug::BelievesNoReading);
+            let is_forgotten = self.core.has(PlantedBug::BelievesNoReading);
             gpus.push(GpuReading {
                 uuid: device.uuid.clone(),
                 used: if is_forgotten { Some(Bytes(0)) } else { used.map(Bytes) },
@@ -193,7 +193,7 @@ impl World<'_> {
         }
         let reading = NodeReading { sampled: Moment(sampled), gpus, ..NodeReading::default() };
         let name = self.node_names[usize::from(node)].clone();
-        self.door.apply(ReadingReported { node: name, reading: reading.into() });
+        self.core.apply(ReadingReported { node: name, reading: reading.into() });
         self.record.report(node, entry);
         self.note(|| format!("node {node} reports what it measured {age} ms ago"));
     }

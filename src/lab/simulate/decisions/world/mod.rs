@@ -1,5 +1,5 @@
 //! What happens outside of the core: an API server with its pods, machines with their processes, kube-scheduler's requests. It
-//! brings inputs to the door, writes down in the [record](super::record) what was shown and answered, and has each answer checked.
+//! brings inputs to the core, writes down in the [record](super::record) what was shown and answered, and has each answer checked.
 //!
 //! [`changes`]: pods, budgets and policies come and go; [`machines`]: GPUs, processes and what agents report; [`verbs`]: the four
 //! requests; [`planner`]: planner runs and evictions; [`writes`]: Bindings that land, or not; [`time`]: what falls due.
@@ -11,7 +11,7 @@ mod time;
 mod verbs;
 mod writes;
 
-use super::door::{Door, demand, node_name, pod_key, pod_uid};
+use super::core_under_test::{CoreUnderTest, demand, node_name, pod_key, pod_uid};
 use super::draws::Draws;
 use super::oracle::Checked;
 use super::planted::PlantedBug;
@@ -75,7 +75,7 @@ pub struct World<'b> {
     /// What the step did, if someone wants to know.
     pub notes: Vec<String>,
     pub is_aloud: bool,
-    door: Door,
+    core: CoreUnderTest,
     policies: [PolicyRules; 2],
     active: usize,
     node_names: Vec<NodeName>,
@@ -118,7 +118,7 @@ impl<'b> World<'b> {
             record,
             notes: Vec::new(),
             is_aloud: false,
-            door: Door { cluster: Cluster::new(policy), scores: Default::default(), planted },
+            core: CoreUnderTest { cluster: Cluster::new(policy), scores: Default::default(), planted },
             policies,
             active: 0,
             node_names: (0..nodes as u8).map(node_name).collect(),
@@ -163,7 +163,7 @@ impl<'b> World<'b> {
         for node in 0..self.record.nodes.len() as u8 {
             self.check_bound(node)?;
         }
-        match (audit(&self.door.cluster).first(), self.door.planted) {
+        match (audit(&self.core.cluster).first(), self.core.planted) {
             (Some(violation), None) => Err(format!("the ledger contradicts itself: {violation}")),
             _ => Ok(()),
         }
@@ -199,7 +199,7 @@ impl<'b> World<'b> {
 
     /// What the record and the ledger have of each GPU, to look into a promise that was broken.
     pub fn describe(&mut self) -> Vec<String> {
-        let snapshot = self.door.cluster.snapshot();
+        let snapshot = self.core.cluster.snapshot();
         let mut lines = Vec::new();
         for node in 0..self.record.nodes.len() as u8 {
             let (views, here) = (self.record.views(node), self.record.nodes[usize::from(node)].here.clone());
@@ -247,7 +247,7 @@ impl<'b> World<'b> {
 
     fn add_pod(&mut self, spec: PodSpec, is_gated: bool) -> u32 {
         let pod = self.pods.len() as u32;
-        let demand = demand(&spec, self.door.cluster.policy());
+        let demand = demand(&spec, self.core.cluster.policy());
         self.pods.push(PodNames { uid: pod_uid(pod), key: pod_key(pod, &spec), demand });
         self.api.push(ApiPod { exists: true, is_gated, ..ApiPod::default() });
         self.alive.push(pod);

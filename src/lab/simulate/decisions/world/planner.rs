@@ -1,7 +1,7 @@
 //! Planner runs: the steps of a plan are checked one after the other, and take effect as the planner would have them.
 
 use super::World;
-use crate::lab::simulate::decisions::door::{place_of, pod_number};
+use crate::lab::simulate::decisions::core_under_test::{place_of, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
 use crate::lab::simulate::decisions::record::{Place, Told};
@@ -20,33 +20,33 @@ const BOUNDS: PlanBounds<'static> =
 
 impl World<'_> {
     pub(super) fn plan(&mut self) -> Checked {
-        let pending = self.door.apply(TakePending { limit: PODS });
+        let pending = self.core.apply(TakePending { limit: PODS });
         if pending.is_empty() {
             return Ok(());
         }
         self.tally.plan += 1;
         self.count();
         let is_on_its_way = pending.iter().any(|pod| matches!(pod.way, WaitKind::OnItsWay { .. }));
-        let (scratch, generation) = (self.door.cluster.scratch(), self.door.cluster.generation());
-        let filters = self.door.cluster.kube_filters().snapshot();
+        let (scratch, generation) = (self.core.cluster.scratch(), self.core.cluster.generation());
+        let filters = self.core.cluster.kube_filters().snapshot();
         let mut plan = plan_within(scratch, &filters, &pending, BOUNDS);
-        if self.door.has(PlantedBug::LeavesPodsWaiting) {
+        if self.core.has(PlantedBug::LeavesPodsWaiting) {
             plan.steps.iter_mut().for_each(leave_waiting);
         }
         self.note(|| format!("plan: {:?}", plan.steps));
-        self.door.apply(PutBack(plan.left_over));
-        plan.reserved.into_iter().for_each(|(scope, uid)| self.door.apply(ScopeReserved { scope, uid }));
+        self.core.apply(PutBack(plan.left_over));
+        plan.reserved.into_iter().for_each(|(scope, uid)| self.core.apply(ScopeReserved { scope, uid }));
         let is_idle = !plan.steps.iter().any(|step| !matches!(step, PlanStep::Wait { .. }));
         for step in plan.steps {
             match step {
                 PlanStep::Place(places) => self.take_places(places, generation)?,
-                PlanStep::Wake { uid, .. } => self.door.apply(PodRequeued(uid)),
+                PlanStep::Wake { uid, .. } => self.core.apply(PodRequeued(uid)),
                 PlanStep::Wait { uid, why, .. } => {
                     // What others were given, or are on their way to, is not free.
                     if is_idle && !is_on_its_way {
                         self.check_wait(pod_number(&uid), why)?;
                     }
-                    self.door.apply(NoPlacementFound { uid, generation });
+                    self.core.apply(NoPlacementFound { uid, generation });
                 }
             }
         }
@@ -54,7 +54,7 @@ impl World<'_> {
     }
 
     fn take_places(&mut self, mut places: Vec<PlannedPlacement>, generation: u64) -> Checked {
-        if self.door.has(PlantedBug::PlansWithoutVictims) {
+        if self.core.has(PlantedBug::PlansWithoutVictims) {
             places.iter_mut().for_each(|place| place.reservation.victims = [].into());
         }
         let mut evicted = Vec::new();
@@ -80,12 +80,12 @@ impl World<'_> {
                 (pod_number(&place.uid), place_of(&place.reservation), is_free)
             })
             .collect();
-        if let Err((at, conflict)) = self.door.apply(ReservePlaces { places, generation }) {
+        if let Err((at, conflict)) = self.core.apply(ReservePlaces { places, generation }) {
             let pod = pods[at].0;
             return Err(format!("the place that was planned for pod {pod} is not taken: {conflict}"));
         }
         for victim in &evicted {
-            self.door.apply(PodEvicted(self.pods[*victim as usize].uid.clone()));
+            self.core.apply(PodEvicted(self.pods[*victim as usize].uid.clone()));
         }
         self.evict(&evicted);
         for (pod, _, is_free) in pods {

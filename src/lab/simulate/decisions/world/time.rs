@@ -2,7 +2,7 @@
 
 use super::{Event, World};
 use crate::ids::GpuUuid;
-use crate::lab::simulate::decisions::door::{gpu_name, pod_number};
+use crate::lab::simulate::decisions::core_under_test::{gpu_name, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
 use crate::lab::simulate::decisions::record::{Place, Told, each};
@@ -35,8 +35,8 @@ impl World<'_> {
     /// The clock is told. After a restart, reservations that could not be taken over end, too.
     pub(super) fn tick(&mut self, is_restart: bool) -> Checked {
         let (now, at) = (self.record.now, self.now());
-        let is_leading = !self.door.has(PlantedBug::KeepsReservations);
-        let ended = self.door.apply(Tick { now: at, is_leading });
+        let is_leading = !self.core.has(PlantedBug::KeepsReservations);
+        let ended = self.core.apply(Tick { now: at, is_leading });
         for pod in self.record.known.clone() {
             if self.record.pods[pod as usize].starting.is_some_and(|until| until <= now) {
                 self.record.edit(pod, |entry| entry.starting = None);
@@ -107,8 +107,8 @@ impl World<'_> {
         self.note(|| format!("the watch shows that pod {pod} is gone"));
         self.record.note_gone(pod);
         self.deletions += 1;
-        if !self.door.has(PlantedBug::ForgetsDeletions) || !self.deletions.is_multiple_of(4) {
-            self.door.apply(PodDeleted(self.pods[pod as usize].uid.clone()));
+        if !self.core.has(PlantedBug::ForgetsDeletions) || !self.deletions.is_multiple_of(4) {
+            self.core.apply(PodDeleted(self.pods[pod as usize].uid.clone()));
         }
     }
 
@@ -145,7 +145,7 @@ impl World<'_> {
         let observed = Some(ObservedDisruptionInfo { leaving, ..self.disruption(pod) });
         let names = &self.pods[pod as usize];
         let (uid, key, demand) = (names.uid.clone(), names.key.clone(), self.shown_demand(pod));
-        self.door.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
+        self.core.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
     }
 
     /// What keeps the pod from being evicted, by itself.
@@ -167,7 +167,7 @@ impl World<'_> {
 
     fn shown_demand(&self, pod: u32) -> Demand {
         let demand = self.pods[pod as usize].demand.clone();
-        match self.door.has(PlantedBug::ForgetsExclusiveness) {
+        match self.core.has(PlantedBug::ForgetsExclusiveness) {
             true => Demand { sharing: Sharing::Shared, ..demand },
             false => demand,
         }
@@ -176,7 +176,7 @@ impl World<'_> {
     /// What a pod without a node shows.
     pub(super) fn waiting(&self, pod: u32) -> ObservedWaiting {
         let api = &self.api[pod as usize];
-        let shows = !self.door.has(PlantedBug::ForgetsReservations);
+        let shows = !self.core.has(PlantedBug::ForgetsReservations);
         ObservedWaiting {
             reservation: api.condition.clone().filter(|_| shows),
             gate: if api.is_gated { SchedulingGate::Planned } else { SchedulingGate::Open },

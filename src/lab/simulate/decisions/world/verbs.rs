@@ -2,7 +2,9 @@
 
 use super::{World, mask_of};
 use crate::ids::{NodeName, PodUid};
-use crate::lab::simulate::decisions::door::{evictions, node_number, place_of, pod_number, seen_nodes};
+use crate::lab::simulate::decisions::core_under_test::{
+    evictions, node_number, place_of, pod_number, seen_nodes,
+};
 use crate::lab::simulate::decisions::oracle::{Checked, SeenBind};
 use crate::lab::simulate::decisions::planted::PlantedBug;
 use crate::lab::simulate::decisions::record::{Kept, Place, Told};
@@ -89,22 +91,22 @@ impl World<'_> {
     fn ask_filter(&mut self, pod: u32) -> Checked {
         let asked = self.names(pod);
         let request = self.request(pod);
-        let view = self.door.apply(FilterAsked(request));
+        let view = self.core.apply(FilterAsked(request));
         self.record.note_waiting(pod);
         let names = named(&self.node_names, &asked);
         let (demand, snapshot) = (&view.request.demand, &view.snapshot);
-        let mut scores = self.door.scores.take(snapshot, demand, &view.policy);
+        let mut scores = self.core.scores.take(snapshot, demand, &view.policy);
         let list = filter(&view, names.iter().copied(), &mut scores);
         let mut again = filter(&view, names.iter().copied(), &mut scores);
-        self.door.scores.put(scores);
-        if self.door.has(PlantedBug::AnswersOtherwiseAgain) {
+        self.core.scores.put(scores);
+        if self.core.has(PlantedBug::AnswersOtherwiseAgain) {
             again.best.pop();
         }
         let uncached = || shortlist(snapshot, demand, names.iter().copied(), view.attempt());
         if list != again || self.tally.filter.is_multiple_of(8) && list != uncached() {
             return Err(format!("filter answers pod {pod} {list:?}, and then {again:?}"));
         }
-        let seen = self.door.heard(snapshot, &list, &names, demand.gpus);
+        let seen = self.core.heard(snapshot, &list, &names, demand.gpus);
         let decided = decided(&view, &list);
         self.tally.filter += 1;
         self.count();
@@ -112,7 +114,7 @@ impl World<'_> {
         let shortlist = usize::from(self.record.rules.shortlist);
         self.record.check_filter(pod, &asked, &seen, shortlist, &mut self.tally)?;
         if let Some(decided) = decided {
-            self.door.apply(decided);
+            self.core.apply(decided);
         }
         let api = &mut self.api[pod as usize];
         api.passed.clear();
@@ -129,7 +131,7 @@ impl World<'_> {
     fn ask_prioritize(&mut self, pod: u32) -> Checked {
         let asked: Vec<Option<u8>> = self.api[pod as usize].passed.iter().copied().map(Some).collect();
         let request = self.request(pod);
-        let view = self.door.apply(PrioritizeAsked(request));
+        let view = self.core.apply(PrioritizeAsked(request));
         let names = named(&self.node_names, &asked);
         let list = prioritize(&view, names.iter().copied());
         let again = prioritize(&view, names.iter().copied());
@@ -137,7 +139,7 @@ impl World<'_> {
             return Err(format!("prioritize answers pod {pod} {list:?}, and then {again:?}"));
         }
         let mut seen = seen_nodes(&view.snapshot, &list);
-        if self.door.has(PlantedBug::RanksBackwards) {
+        if self.core.has(PlantedBug::RanksBackwards) {
             seen.passed.reverse();
         }
         self.tally.prioritize += 1;
@@ -150,7 +152,7 @@ impl World<'_> {
         }
         if let Some(first) = list.best.first() {
             let offered = offered(&view, first);
-            self.door.apply(offered);
+            self.core.apply(offered);
             self.record.pods[pod as usize].offered = seen.passed.first().map(|place| place.node);
         }
         Ok(())
@@ -164,15 +166,15 @@ impl World<'_> {
             node: self.node_names[usize::from(node)].clone(),
         };
         let spec = *self.record.spec(pod);
-        let answer = self.door.apply(asked.clone());
-        let (seen, decision) = self.door.heard_bind(answer, &spec);
+        let answer = self.core.apply(asked.clone());
+        let (seen, decision) = self.core.heard_bind(answer, &spec);
         self.tally.bind += 1;
         self.count();
         self.note(|| format!("bind pod {pod} to node {node}: {seen:?}"));
         self.record.check_bind(pod, node, &seen, &mut self.tally)?;
         let Some(decision) = decision else {
-            let answer = self.door.apply(asked);
-            let (again, _) = self.door.heard_bind(answer, &spec);
+            let answer = self.core.apply(asked);
+            let (again, _) = self.core.heard_bind(answer, &spec);
             return match again == seen {
                 true => Ok(()),
                 false => Err(format!("bind answers pod {pod} {seen:?}, and then {again:?}")),
@@ -207,7 +209,7 @@ impl World<'_> {
         let asked = PreemptAsked { request, wants, offered: shown.collect() };
         self.tally.preempt += 1;
         self.count();
-        let Some((request, view)) = self.door.apply(asked) else {
+        let Some((request, view)) = self.core.apply(asked) else {
             return match self.record.kept(pod) {
                 Some(_) => Ok(()),
                 None => Err(format!("preempt finds a reservation of pod {pod}, which has none")),
@@ -222,11 +224,11 @@ impl World<'_> {
         match decision {
             PreemptDecision::NoCandidate => {
                 self.check_no_candidate(pod, &offered)?;
-                self.door.apply(LeftToPlanner(request.uid));
+                self.core.apply(LeftToPlanner(request.uid));
                 Ok(())
             }
             PreemptDecision::FitsNow => {
-                self.door.apply(LeftToPlanner(request.uid));
+                self.core.apply(LeftToPlanner(request.uid));
                 let fits = |(node, _): &(u8, Vec<u32>)| {
                     !self.record.is_certain(*node) || self.record.fits_anew(pod, *node)
                 };
@@ -258,7 +260,7 @@ impl World<'_> {
 
     fn falsify(&self, decision: &mut PreemptDecision, offered: &[(u8, Vec<u32>)]) {
         let PreemptDecision::Evict { victims, .. } = decision else { return };
-        match self.door.planted {
+        match self.core.planted {
             Some(PlantedBug::FindsNoVictims) => *decision = PreemptDecision::NoCandidate,
             Some(PlantedBug::SparesAVictim) => drop(victims.victims.pop()),
             Some(PlantedBug::EvictsProtectedPods) => {
@@ -292,7 +294,7 @@ impl World<'_> {
         let all = victims.all_victims();
         let seen = self.evictions_of(&all);
         self.tally.victims += all.len() as u64;
-        let snapshot = self.door.cluster.snapshot();
+        let snapshot = self.core.cluster.snapshot();
         let node = snapshot.node(victims.node.as_str()).ok_or("preempt names a node that is not there")?;
         let gpus = victims.gpus.iter().filter_map(|at| node.devices.get(at));
         let place = Place {
@@ -302,7 +304,7 @@ impl World<'_> {
         self.record.check_preemption(pod, place, &seen)?;
         let evicted: Vec<u32> = seen.evicted.clone();
         let policy = request.demand.classified_by;
-        match self.door.apply(PreemptDecided { uid: request.uid, victims, policy }) {
+        match self.core.apply(PreemptDecided { uid: request.uid, victims, policy }) {
             Ok(made) => {
                 self.keep(pod, made.reservation);
                 self.evict(&evicted);

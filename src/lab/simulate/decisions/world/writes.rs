@@ -1,7 +1,7 @@
 //! Bindings on their way: they land at once, late or never, and are answered truly, wrongly or not at all.
 
 use super::{Event, World};
-use crate::lab::simulate::decisions::door::{gpus_of, node_number};
+use crate::lab::simulate::decisions::core_under_test::{gpus_of, node_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
 use crate::lab::simulate::decisions::record::{Place, Told};
@@ -156,12 +156,12 @@ impl World<'_> {
         }
         let uid = self.pods[pod as usize].uid.clone();
         let heard = match answer {
-            BindingAnswer::Refused if self.door.has(PlantedBug::ConfirmsRefusedBindings) => {
+            BindingAnswer::Refused if self.core.has(PlantedBug::ConfirmsRefusedBindings) => {
                 BindingAnswer::Written
             }
             answer => answer,
         };
-        let step = self.door.apply(BindingAnswered {
+        let step = self.core.apply(BindingAnswered {
             uid: uid.clone(),
             placement: placement.clone(),
             stage,
@@ -169,8 +169,8 @@ impl World<'_> {
             answer: heard,
             latest_landing: Millis(LATEST_LANDING),
         });
-        if answer == BindingAnswer::Unknown && self.door.has(PlantedBug::ForgetsLostAnswers) {
-            self.door.apply(BindingFailed(uid));
+        if answer == BindingAnswer::Unknown && self.core.has(PlantedBug::ForgetsLostAnswers) {
+            self.core.apply(BindingFailed(uid));
         }
         self.follow(pod, placement, step)
     }
@@ -201,7 +201,7 @@ impl World<'_> {
             }
             BindingStep::Settle => {
                 let uid = self.pods[pod as usize].uid.clone();
-                match self.door.apply(SettlingAsked { uid, placement: placement.clone() }) {
+                match self.core.apply(SettlingAsked { uid, placement: placement.clone() }) {
                     Some(step) => self.follow(pod, placement, step),
                     None => Ok(()),
                 }
@@ -264,6 +264,6 @@ impl World<'_> {
         }
         self.note(|| format!("pod {pod} is read: {shown:?}"));
         let uid = self.pods[pod as usize].uid.clone();
-        self.door.apply(BindingRead { uid, placement: placement.clone(), stage, pod: shown })
+        self.core.apply(BindingRead { uid, placement: placement.clone(), stage, pod: shown })
     }
 }

@@ -1,5 +1,5 @@
-//! Schedulers of a simulated fleet. [`Stowage`] is the shipped one: it knows what messages say, and decides through the door of
-//! the core. The others are what it is compared with, and see the hardware itself, which is in their favor.
+//! Schedulers of a simulated fleet. [`Stowage`] is the shipped one: it knows what messages say, and decides through the core's
+//! entry point. The others are what it is compared with, and see the hardware itself, which is in their favor.
 
 mod stock;
 mod stowage;

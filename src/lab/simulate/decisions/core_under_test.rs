@@ -1,4 +1,4 @@
-//! The core behind its door, and the translation between its types and the plain values of the oracle.
+//! The core that is tested, and the translation between its types and the plain values of the oracle.
 //!
 //! A planted bug lies here, between the core and the driver that asks it.
 
@@ -24,13 +24,13 @@ use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::{Bytes, Millis};
 use std::sync::Arc;
 
-pub struct Door {
+pub struct CoreUnderTest {
     pub cluster: Cluster,
     pub scores: ScoreCache,
     pub planted: Option<PlantedBug>,
 }
 
-impl Door {
+impl CoreUnderTest {
     pub fn apply<C: Change>(&mut self, change: C) -> C::Output {
         self.cluster.apply(change)
     }
