@@ -47,7 +47,7 @@ pub fn beside_default(cluster: &BenchCluster) {
     }
     assert_classified(&ruled);
     report(&by_default, &by_rules);
-    report_judging(&ruled);
+    report_classifying(&ruled);
     report_change(&default, cluster);
 }
 
@@ -105,18 +105,18 @@ fn report(by_default: &Samples, by_rules: &Samples) {
 }
 
 /// Prints how much longer the first pod of its kind waits: for its classification.
-fn report_judging(extender: &Extender) {
+fn report_classifying(extender: &Extender) {
     let policy = extender.service.cluster().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
         let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };
         let started = Instant::now();
-        let judgment = policy.classify(&traits);
+        let classification = policy.classify(&traits);
         samples.add(started.elapsed());
-        assert_eq!(policy.class(judgment.class).name, format!("team-{}", kind % CLASSES));
+        assert_eq!(policy.class(classification.class).name, format!("team-{}", kind % CLASSES));
     }
     println!(
-        "a kind of pod judged for the first time: p50 {:.0} µs, p99 {:.0} µs",
+        "a kind of pod classified for the first time: p50 {:.0} µs, p99 {:.0} µs",
         samples.percentile(50),
         samples.percentile(99)
     );
@@ -146,7 +146,7 @@ fn report_change(extender: &Extender, cluster: &BenchCluster) {
         is_over.store(true, Ordering::Relaxed);
         let longest = asking.join().expect("every filter is answered");
         println!(
-            "a change of policy, all pods judged again: {:.0} ms; the longest answer of a filter meanwhile: {:.0} ms",
+            "a change of policy, all pods classified again: {:.0} ms; the longest answer of a filter meanwhile: {:.0} ms",
             changes.percentile(50) / 1e3,
             longest.as_secs_f64() * 1e3
         );

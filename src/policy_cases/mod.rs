@@ -136,8 +136,8 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
 
 /// Over all nodes; of equal ones the first by name.
 fn cheapest(ledger: &Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
-    let rooms = ledger.candidates_for(&ledger.preemptor(uid), nodes);
-    evicting::cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::default())
+    let candidates = ledger.candidates_for(&ledger.preemptor(uid), nodes);
+    evicting::cheapest(&candidates, demand, BudgetRules::Keep, SearchEffort::default())
 }
 
 fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {

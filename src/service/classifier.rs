@@ -35,7 +35,7 @@ pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
 impl Remembered {
     pub fn of(classified: &Classifications) -> Self {
         let known = classified.iter().filter(|(traits, _)| is_remembered(traits)).take(REMEMBERED);
-        Self(known.map(|(traits, judgment)| (PodTraits::clone(traits), *judgment)).collect())
+        Self(known.map(|(traits, classification)| (PodTraits::clone(traits), *classification)).collect())
     }
 }
 
@@ -67,15 +67,15 @@ impl Classifier {
         if let Some(known) = in_force.known.get(traits) {
             return Classification { version, ..*known };
         }
-        let judgment = in_force.policy.classify(traits);
+        let classification = in_force.policy.classify(traits);
         if !is_remembered(traits) {
-            return judgment;
+            return classification;
         }
         if in_force.known.len() >= REMEMBERED {
             in_force.known.clear();
         }
-        in_force.known.insert(traits.clone(), judgment);
-        judgment
+        in_force.known.insert(traits.clone(), classification);
+        classification
     }
 }
 
@@ -104,8 +104,8 @@ mod tests {
         PodTraits { namespace: namespace.into(), ..PodTraits::default() }
     }
 
-    fn class_of(policy: &Policy, judgment: Classification) -> (String, u64) {
-        (policy.class(judgment.class).name.clone(), judgment.version)
+    fn class_of(policy: &Policy, classification: Classification) -> (String, u64) {
+        (policy.class(classification.class).name.clone(), classification.version)
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_very_many_labels_is_judged_and_not_remembered() {
+    fn a_pod_with_very_many_labels_is_classified_and_not_cached() {
         let policy = policy(1, "chat");
         let labels = (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
         let large = PodTraits { labels, ..pod("chat") };
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn more_kinds_than_are_remembered_are_judged_all_the_same() {
+    fn more_kinds_than_are_cached_are_classified_all_the_same() {
         let policy = policy(1, "chat");
         let classify = Classifier::of(policy.clone());
         for n in 0..REMEMBERED + 10 {

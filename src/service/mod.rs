@@ -486,10 +486,10 @@ mod tests {
 
     fn class_in(service: &Service, namespace: &str) -> String {
         let traits = PodTraits { namespace: namespace.into(), ..PodTraits::default() };
-        let judged = service.classify(&traits);
+        let classified = service.classify(&traits);
         let policy = service.cluster().policy().clone();
-        assert_eq!((judged.version, judged.class), (policy.version, policy.classify(&traits).class));
-        policy.class(judged.class).name.clone()
+        assert_eq!((classified.version, classified.class), (policy.version, policy.classify(&traits).class));
+        policy.class(classified.class).name.clone()
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct SensorReading {
 
 /// A GPU with what is known of it.
 #[derive(Clone, Copy)]
-struct GpuSight<'r> {
+struct KnownGpu<'r> {
     gpu: &'r GpuReport,
     sensors: SensorReading,
     load: GpuLoad,
@@ -49,7 +49,7 @@ pub struct AgentMetrics {
     missing: Sampled,
 }
 
-type Figure = fn(&GpuSight<'_>) -> Option<f64>;
+type Figure = fn(&KnownGpu<'_>) -> Option<f64>;
 
 /// What a replica makes of a report, as labels.
 pub const OUTCOMES: [&str; 5] = ["accepted", "dropped", "rejected", "unreachable", "unsent"];
@@ -144,9 +144,9 @@ impl AgentMetrics {
             ([gpu.uuid.as_str().to_owned(), gpu.index.to_string(), gpu.model.as_str().to_owned()], 1.0)
         });
         page.sampled(&self.gpu_info, info)?;
-        let sights: Vec<GpuSight<'_>> = gpus
+        let sights: Vec<KnownGpu<'_>> = gpus
             .iter()
-            .map(|gpu| GpuSight {
+            .map(|gpu| KnownGpu {
                 gpu,
                 sensors: sensors.get(&gpu.uuid).copied().unwrap_or_default(),
                 load: GpuLoad::on(&gpu.uuid, &report.engines),

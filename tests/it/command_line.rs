@@ -201,7 +201,7 @@ fn no_answer_has_another_exit_code_than_an_answer_of_no() {
 }
 
 #[test]
-fn every_command_that_judges_documents_its_exit_codes() {
+fn every_command_that_checks_documents_its_exit_codes() {
     for command in [
         &[][..],
         &["serve"],

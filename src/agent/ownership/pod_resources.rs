@@ -39,15 +39,15 @@ pub enum PodResourcesError {
         socket.display()
     )]
     NoSocket { socket: PathBuf },
-    #[error("the kubelet did not answer at {} within {} ms", socket.display(), patience.as_millis())]
-    Hangs { socket: PathBuf, patience: Duration },
+    #[error("the kubelet did not answer at {} within {} ms", socket.display(), timeout.as_millis())]
+    Hangs { socket: PathBuf, timeout: Duration },
     #[error("the kubelet's socket {} gives no answer: {reason}", socket.display())]
     Failed { socket: PathBuf, reason: String },
 }
 
 /// Timeouts and pauses.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
+struct Timeouts {
     /// Timeout of an answer. A kubelet takes a few milliseconds, and the round that waits for it is due each second.
     answer: Duration,
     /// Pause after a failure, so that a kubelet that hangs delays one round in five.
@@ -56,7 +56,7 @@ struct Patience {
     stand_in: Duration,
 }
 
-const PATIENCE: Patience = Patience {
+const TIMEOUTS: Timeouts = Timeouts {
     answer: Duration::from_millis(300),
     again: Duration::from_secs(5),
     stand_in: Duration::from_secs(60),
@@ -66,7 +66,7 @@ const PATIENCE: Patience = Patience {
 #[derive(Debug)]
 pub struct PodResources {
     socket: PathBuf,
-    patience: Patience,
+    timeouts: Timeouts,
     channel: Option<Channel>,
     last: Option<(Instant, Vec<Allocation>)>,
     failed: Option<(Instant, PodResourcesError)>,
@@ -74,20 +74,20 @@ pub struct PodResources {
 
 impl PodResources {
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, patience: PATIENCE, channel: None, last: None, failed: None }
+        Self { socket, timeouts: TIMEOUTS, channel: None, last: None, failed: None }
     }
 
     /// One that waits for an answer longer than a busy machine takes.
     #[cfg(test)]
     pub fn patient(socket: PathBuf) -> Self {
-        let patience = Patience { answer: Duration::from_secs(30), ..PATIENCE };
-        Self { patience, ..Self::new(socket) }
+        let timeouts = Timeouts { answer: Duration::from_secs(30), ..TIMEOUTS };
+        Self { timeouts, ..Self::new(socket) }
     }
 
     /// The allocated devices, as far as they are known, and why they are not known better. Must be called inside a tokio
     /// runtime.
     pub async fn allocations(&mut self) -> (&[Allocation], Option<PodResourcesError>) {
-        let is_due = self.failed.as_ref().is_none_or(|(at, _)| at.elapsed() >= self.patience.again);
+        let is_due = self.failed.as_ref().is_none_or(|(at, _)| at.elapsed() >= self.timeouts.again);
         if is_due {
             match self.list().await {
                 Ok(list) => {
@@ -100,7 +100,7 @@ impl PodResources {
                 }
             }
         }
-        let stand_in = self.last.as_ref().filter(|(at, _)| at.elapsed() < self.patience.stand_in);
+        let stand_in = self.last.as_ref().filter(|(at, _)| at.elapsed() < self.timeouts.stand_in);
         let known = stand_in.map_or(&[][..], |(_, list)| list);
         (known, self.failed.as_ref().map(|(_, error)| error.clone()))
     }
@@ -121,15 +121,15 @@ impl PodResources {
         }
         let channel = self.channel.get_or_insert_with(|| connection(&self.socket)).clone();
         let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        let asked = tokio::time::timeout(self.patience.answer, client.list(ListPodResourcesRequest {}));
+        let asked = tokio::time::timeout(self.timeouts.answer, client.list(ListPodResourcesRequest {}));
         match asked.await {
             Ok(Ok(answer)) => Ok(allocations(answer.into_inner())),
             Ok(Err(status)) => {
                 Err(PodResourcesError::Failed { socket: self.socket.clone(), reason: reason(&status) })
             }
             Err(_) => {
-                let Patience { answer: patience, .. } = self.patience;
-                Err(PodResourcesError::Hangs { socket: self.socket.clone(), patience })
+                let Timeouts { answer: timeout, .. } = self.timeouts;
+                Err(PodResourcesError::Hangs { socket: self.socket.clone(), timeout })
             }
         }
     }

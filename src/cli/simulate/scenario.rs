@@ -4,7 +4,8 @@
 use super::picture::{Panel, PanelLine, PictureFile};
 use super::{Seeds, progress, side_by_side};
 use crate::lab::simulate::fleet::scenarios::{
-    Figure, Judgment, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TraceFileText, VariantLine,
+    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TargetResult, TraceFileText,
+    VariantLine,
 };
 use crate::lab::simulate::preemption::report::Spread;
 use anyhow::{Context, Result, bail};
@@ -173,7 +174,7 @@ fn text(report: &ScenarioReport, is_short: bool) -> String {
     text
 }
 
-fn line(target: &Judgment) -> String {
+fn line(target: &TargetResult) -> String {
     let (bound, figure) = match (target.at_least, target.at_most) {
         (Some(least), _) => ("≥", least),
         (None, most) => ("≤", most.unwrap_or_default()),

@@ -51,7 +51,7 @@ export function explanation(of) {
       ["Class", `${of.class.name}${of.class.because.length ? `: ${of.class.because.map((one) => `${one.field} is ${one.wants}`).join(", ")}` : ""}${of.class.preemptible ? "; preemptible" : ""}`],
       ["Tenant", tenant && `${tenant.name}: uses ${bytes(tenant.used.vramBytes)}${tenant.limit.vramBytes ? ` of at most ${bytes(tenant.limit.vramBytes)}` : ""}`],
       ["Policy", `${of.policy.digest}, ${of.policy.mode === "shadow" ? "shadow mode" : "enforced"}`]]),
-    (of.unjudged ?? []).length ? el("section", {}, el("h3", {}, "What the planner does not evaluate"), el("ul", {}, of.unjudged.map((one) => el("li", {}, `${one.text}, on ${plural(one.nodes, "node")}`)))) : null,
+    (of.unsupported ?? []).length ? el("section", {}, el("h3", {}, "What the planner does not evaluate"), el("ul", {}, of.unsupported.map((one) => el("li", {}, `${one.text}, on ${plural(one.nodes, "node")}`)))) : null,
     of.groups.length ? el("section", {}, el("h3", {}, "Nodes that do not fit, by reason"), el("ul", { class: "groups" }, of.groups.map((one) => el("li", {}, el("strong", {}, `${number(one.count)} × ${one.code}`), el("span", { class: "dim" }, `such as ${one.example}: ${one.text}`))))) : null,
     of.nodes.length ? el("section", {}, el("h3", {}, of.nodes.length === 1 && of.nodes[0].isOwn ? "Its node" : "Nodes"), of.nodes.map(node)) : null,
     el("p", { class: "dim" }, `In a terminal: stowage explain ${podName(of.pod)}`),

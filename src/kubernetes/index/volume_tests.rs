@@ -95,7 +95,7 @@ fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
 }
 
 #[test]
-fn a_bound_claim_is_judged_by_the_node_affinity_of_its_volume() {
+fn a_bound_claim_is_evaluated_by_the_node_affinity_of_its_volume() {
     let in_west = volume("pv-1", "topology.kubernetes.io/zone", &["west"]);
     let verdicts = verdicts(&[pod_with_claim("weights"), bound_claim("pv-1"), in_west]);
     assert_eq!(verdicts[1..], [FilterVerdict::Accepts, FilterVerdict::Accepts]);
@@ -104,7 +104,7 @@ fn a_bound_claim_is_judged_by_the_node_affinity_of_its_volume() {
 }
 
 #[test]
-fn an_unbound_claim_is_judged_by_its_class_unless_that_provisions_nothing() {
+fn an_unbound_claim_is_evaluated_by_its_class_unless_that_provisions_nothing() {
     let pod = || pod_with_claim("weights");
     let elsewhere = FilterVerdict::Rejects(FilterReason::VolumeElsewhere);
     let east = class("disks", "disk.example.com", Some("east"));
@@ -113,27 +113,27 @@ fn an_unbound_claim_is_judged_by_its_class_unless_that_provisions_nothing() {
         [FilterVerdict::Accepts, elsewhere.clone(), elsewhere]
     );
     let local = class("local", "kubernetes.io/no-provisioner", None);
-    let unjudged = FilterVerdict::Unsupported(UnsupportedRule::VolumeNotProvisioned);
+    let unsupported = FilterVerdict::Unsupported(UnsupportedRule::VolumeNotProvisioned);
     assert_eq!(
         verdicts(&[pod(), unbound_claim("local"), local]),
-        [unjudged.clone(), unjudged.clone(), unjudged]
+        [unsupported.clone(), unsupported.clone(), unsupported]
     );
 }
 
 #[test]
-fn what_is_not_judged_is_explained() {
+fn what_is_not_supported_is_explained() {
     let mut pod = pod_with_claim("weights");
     let claim = |n: u8| json!({ "name": format!("v-{n}"), "persistentVolumeClaim": { "claimName": format!("c-{n}") } });
-    let unjudged = |objects: &[Value]| {
+    let unsupported = |objects: &[Value]| {
         let service = loaded(objects);
         let explanation =
             explain(&mut *service.cluster(), &PodUid::parse("1").unwrap(), &ShownNodes::default());
-        let parts = explanation.unwrap().unjudged.into_iter();
+        let parts = explanation.unwrap().unsupported.into_iter();
         parts.map(|part| (part.rule, part.nodes)).collect::<Vec<_>>()
     };
     let disks = || class("disks", "disk.example.com", None);
-    assert_eq!(unjudged(&[pod.clone(), unbound_claim("disks"), disks()]), []);
-    assert_eq!(unjudged(&[pod.clone()]), [("volume-unknown".to_owned(), 3)]);
+    assert_eq!(unsupported(&[pod.clone(), unbound_claim("disks"), disks()]), []);
+    assert_eq!(unsupported(&[pod.clone()]), [("volume-unknown".to_owned(), 3)]);
     pod["spec"]["volumes"] = (0..9).map(claim).collect();
     let claims = (0..9).map(|n| {
         let mut claim = unbound_claim("disks");
@@ -141,5 +141,5 @@ fn what_is_not_judged_is_explained() {
         claim
     });
     let objects: Vec<Value> = claims.chain([pod, disks()]).collect();
-    assert_eq!(unjudged(&objects), [("attach-limit".to_owned(), 3)], "limits of CSI drivers are not read");
+    assert_eq!(unsupported(&objects), [("attach-limit".to_owned(), 3)], "limits of CSI drivers are not read");
 }

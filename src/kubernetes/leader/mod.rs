@@ -35,7 +35,7 @@ const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// A read that takes longer is given up: the next one shows more.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How late leadership may begin. It ends by itself at the Lease's safe end.
-const JUDGE_EVERY: Duration = Duration::from_millis(100);
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Duration of a Lease that has none: Kubernetes' default.
 const DEFAULT_DURATION: Millis = Millis::seconds(15);
 
@@ -166,7 +166,7 @@ pub async fn run(
 async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
     set_tenure(service, succession.alone(from, service.now()));
     loop {
-        tokio::time::sleep(JUDGE_EVERY).await;
+        tokio::time::sleep(CHECK_EVERY).await;
         if service.leadership.is_succeeding() {
             set_tenure(service, succession.alone(from, service.now()));
         }
@@ -183,7 +183,7 @@ pub(super) fn nonce() -> String {
 async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
     loop {
         set_tenure(service, tenure(service.now()));
-        tokio::time::sleep(JUDGE_EVERY).await;
+        tokio::time::sleep(CHECK_EVERY).await;
     }
 }
 

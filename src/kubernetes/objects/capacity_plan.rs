@@ -91,8 +91,8 @@ fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
     // Volumes are where the pod is now, or nowhere yet.
     let volumes = volumes || !requirements.claims.is_empty();
     requirements.claims = Arc::default();
-    if requirements.unjudged.is_some_and(|rule| rule != UnsupportedRule::Unreadable) {
-        requirements.unjudged = None;
+    if requirements.unsupported.is_some_and(|rule| rule != UnsupportedRule::Unreadable) {
+        requirements.unsupported = None;
     }
     let rules = [
         (affinity, DroppedRule::PodAffinity),
@@ -185,7 +185,7 @@ mod tests {
             "containers": containers(json!({ "stowage.dev/vram": "1Gi" })), "topologySpreadConstraints": spread
         });
         let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.unjudged, dropped), (None, vec![DroppedRule::TopologySpread]));
+        assert_eq!((pod.requirements.unsupported, dropped), (None, vec![DroppedRule::TopologySpread]));
     }
 
     #[test]
@@ -199,9 +199,9 @@ mod tests {
         let PlannedPod::ToPlace { pod, dropped } = found("podAntiAffinity") else {
             panic!("it asks for VRAM")
         };
-        assert_eq!((pod.requirements.repels.len(), pod.requirements.unjudged, dropped), (1, None, vec![]));
+        assert_eq!((pod.requirements.repels.len(), pod.requirements.unsupported, dropped), (1, None, vec![]));
         let PlannedPod::ToPlace { pod, dropped } = found("podAffinity") else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.unjudged, dropped), (None, vec![DroppedRule::PodAffinity]));
+        assert_eq!((pod.requirements.unsupported, dropped), (None, vec![DroppedRule::PodAffinity]));
     }
 
     #[test]

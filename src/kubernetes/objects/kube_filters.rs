@@ -62,15 +62,15 @@ pub fn requirements(pod: &Pod) -> Requirements {
         (!node.is_empty()).then_some(UnsupportedRule::NodeNamePreset)
     };
     let asks = successor_requirements(pod);
-    Requirements { unjudged: preset().or(asks.unjudged), ..asks }
+    Requirements { unsupported: preset().or(asks.unsupported), ..asks }
 }
 
 /// What a bound pod required of its node, and its successor will require again.
 pub fn successor_requirements(pod: &Pod) -> Requirements {
     let Some(spec) = &pod.spec else { return Requirements::default() };
     if count_rules(pod, spec) > MOST_RULES {
-        let unjudged = Some(UnsupportedRule::TooManyRules);
-        return Requirements { namespace: namespace(pod), unjudged, ..Requirements::default() };
+        let unsupported = Some(UnsupportedRule::TooManyRules);
+        return Requirements { namespace: namespace(pod), unsupported, ..Requirements::default() };
     }
     let (node_affinity, unread) = rules::node_affinity(spec);
     Requirements {
@@ -83,7 +83,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
         tolerations: spec.tolerations.iter().flatten().filter_map(rules::toleration).collect(),
         repels: rules::repels(pod),
         claims: claims(pod).collect(),
-        unjudged: unjudged(pod, spec).or(unread),
+        unsupported: unsupported(pod, spec).or(unread),
     }
 }
 
@@ -130,7 +130,7 @@ fn spreads(spec: &PodSpec) -> bool {
 }
 
 /// The first part of the pod that filters nodes in a way not supported here.
-fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
+fn unsupported(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
     if gates(pod).others {
         Some(UnsupportedRule::SchedulingGate)
     } else if rules::requires_pods_near_or_far(spec) {
@@ -156,7 +156,7 @@ fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
     })
 }
 
-/// All but those that any node can provide, and those with a claim, which is judged by itself. Some disks can be mounted only
+/// All but those that any node can provide, and those with a claim, which is evaluated by itself. Some disks can be mounted only
 /// once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()

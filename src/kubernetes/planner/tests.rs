@@ -328,7 +328,7 @@ async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the
 }
 
 #[tokio::test]
-async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
+async fn a_gated_pod_that_is_not_supported_is_let_through_at_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 50, 0);
     pod["spec"]["volumes"] = json!([{ "name": "data", "awsElasticBlockStore": { "volumeID": "disk" } }]);

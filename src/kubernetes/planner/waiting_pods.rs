@@ -53,7 +53,7 @@ impl Planner {
         if !is_gated {
             return self.say_limit(uid, key, why);
         }
-        if waited < max_gated_time.min(VOLUMES_SHOW_WITHIN) && self.may_be_judged_soon(&why) {
+        if waited < max_gated_time.min(VOLUMES_SHOW_WITHIN) && self.may_be_supported_soon(&why) {
             return self.say_why(uid, key, why, waited, now);
         }
         if is_grouped {
@@ -70,7 +70,7 @@ impl Planner {
     }
 
     /// Whether the reason is a volume that the API server has not shown yet, and that it lets this replica read.
-    fn may_be_judged_soon(&self, why: &WaitReason) -> bool {
+    fn may_be_supported_soon(&self, why: &WaitReason) -> bool {
         let refused = &self.service.refused_reads;
         matches!(why, WaitReason::UnsupportedFilter(rule) if rule.may_pass())
             && !STORAGE.iter().any(|what| refused.is_refused(what))

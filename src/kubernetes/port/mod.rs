@@ -8,8 +8,8 @@ mod write_times;
 pub use write_times::{DEFAULT_DEADLINE, WriteTimes};
 
 pub use status_change::{
-    EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, ReservationChange,
-    StatusChange, Touch, WakeAnswer,
+    EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, RequeueMark,
+    ReservationChange, StatusChange, WakeAnswer,
 };
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, listed};

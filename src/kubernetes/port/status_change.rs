@@ -185,7 +185,7 @@ impl fmt::Display for EvictionOutcome {
 pub struct StatusChange {
     pub reservation: Option<ReservationChange>,
     pub nomination: Option<NominationChange>,
-    pub touch: Option<Touch>,
+    pub touch: Option<RequeueMark>,
     pub plan: Option<PlanState>,
     pub eviction: Option<EvictionCondition>,
     pub wake: Option<WakeAnswer>,
@@ -208,7 +208,7 @@ pub enum NominationChange {
 /// Changes something that no reader uses about a pending pod, so that kube-scheduler retries it: the condition
 /// `stowage.dev/Requeued`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Touch;
+pub struct RequeueMark;
 
 /// The planner's progress with a gated pod, or its last state when the gate was lifted: the condition `stowage.dev/Placed`.
 ///
@@ -293,7 +293,7 @@ impl StatusChange {
     }
 
     pub fn and_touch(self) -> Self {
-        Self { touch: Some(Touch), ..self }
+        Self { touch: Some(RequeueMark), ..self }
     }
 
     pub fn and_plan(self, state: PlanState) -> Self {
@@ -312,7 +312,7 @@ impl StatusChange {
             Self { plan: Some(_), .. } => "plan",
             Self { eviction: Some(_), .. } => "eviction-reason",
             Self { wake: Some(_), .. } => "wake",
-            Self { touch: Some(Touch), .. } => "requeue",
+            Self { touch: Some(RequeueMark), .. } => "requeue",
             _ => "nothing",
         }
     }

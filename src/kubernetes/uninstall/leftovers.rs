@@ -62,7 +62,7 @@ fn is_pending(pod: &Pod) -> bool {
 
 /// How a pod that asks for VRAM stands once Stowage is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stays {
+pub enum LeftState {
     /// It runs, and keeps its GPUs until it ends.
     Running,
     /// No scheduler will place it.
@@ -70,9 +70,9 @@ pub enum Stays {
 }
 
 /// `None` for pods that ask for no VRAM, or have ended.
-pub fn stays(pod: &Pod) -> Option<Stays> {
+pub fn stays(pod: &Pod) -> Option<LeftState> {
     let asks = objects::asks_for_vram(pod) && !objects::is_finished(pod);
-    asks.then(|| if is_pending(pod) { Stays::Pending } else { Stays::Running })
+    asks.then(|| if is_pending(pod) { LeftState::Pending } else { LeftState::Running })
 }
 
 /// The node, if it advertises VRAM.
@@ -144,10 +144,10 @@ mod tests {
         let mut bound = pod(spec, json!({ "phase": "Running" }));
         bound.metadata.annotations = Some([("stowage.dev/devices".into(), "GPU-1".into())].into());
         assert_eq!(PodLeftovers::of(&bound), None);
-        assert_eq!(stays(&bound), Some(Stays::Running));
+        assert_eq!(stays(&bound), Some(LeftState::Running));
         bound.status.as_mut().unwrap().phase = Some("Succeeded".into());
         assert_eq!(stays(&bound), None);
-        assert_eq!(stays(&pod(asking(), json!({}))), Some(Stays::Pending));
+        assert_eq!(stays(&pod(asking(), json!({}))), Some(LeftState::Pending));
         assert_eq!(stays(&pod(json!({ "containers": [] }), json!({}))), None);
     }
 

@@ -12,7 +12,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, Error, Resource};
-use leftovers::{PodLeftovers, Stays};
+use leftovers::{LeftState, PodLeftovers};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -82,8 +82,8 @@ impl Leftovers {
         self.pods.extend(PodLeftovers::of(pod));
         let Some(stays) = leftovers::stays(pod) else { return };
         let by_namespace = match stays {
-            Stays::Running => &mut self.running,
-            Stays::Pending => &mut self.pending,
+            LeftState::Running => &mut self.running,
+            LeftState::Pending => &mut self.pending,
         };
         *by_namespace.entry(pod.metadata.namespace.clone().unwrap_or_default()).or_default() += 1;
     }

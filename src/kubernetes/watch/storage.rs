@@ -8,10 +8,10 @@ use kube::{Client, Resource};
 pub const CLAIMS: &str = "persistentvolumeclaims";
 pub const VOLUMES: &str = "persistentvolumes";
 pub const CLASSES: &str = "storageclasses";
-/// All of them are needed to judge a pod with claims.
+/// All of them are needed to evaluate a pod with claims.
 pub const STORAGE: [&str; 3] = [CLAIMS, VOLUMES, CLASSES];
 
-/// The planner judges pods with volumes by these. Nothing waits for them: what is not known is not judged.
+/// The planner evaluates pods with volumes by these. Nothing waits for them: what is not known is not evaluated.
 pub async fn storage<K>(client: Client, feed: WatchFeed, what: &'static str)
 where
     K: StorageResource

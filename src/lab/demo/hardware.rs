@@ -36,10 +36,10 @@ pub struct Hardware {
     /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
     started: Arc<Mutex<Vec<PodUid>>>,
     /// Deleted pods whose processes still run for a while.
-    clinging: Arc<Mutex<Vec<Clinging>>>,
+    leftovers: Arc<Mutex<Vec<LeftoverProcess>>>,
 }
 
-struct Clinging {
+struct LeftoverProcess {
     running: RunningProcess,
     stays: Duration,
     /// When the pod was first missed.
@@ -59,7 +59,7 @@ struct RunningProcess {
 
 impl Hardware {
     pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> Self {
-        Self { machine, api, started: Arc::default(), clinging: Arc::default() }
+        Self { machine, api, started: Arc::default(), leftovers: Arc::default() }
     }
 
     /// A process for each pod that runs here, and for each deleted pod whose process still runs.
@@ -69,19 +69,19 @@ impl Hardware {
             pod["spec"]["nodeName"] == self.machine.node && pod["status"]["phase"] == "Running"
         };
         let mut running = Vec::new();
-        let mut clinging = self.clinging.lock();
-        clinging.iter_mut().for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
+        let mut leftovers = self.leftovers.lock();
+        leftovers.iter_mut().for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
         for pod in pods.filter(here) {
             let Some(found) = self.process_of(&pod) else { continue };
-            clinging.retain(|one| one.running.process.pid != found.process.pid);
+            leftovers.retain(|one| one.running.process.pid != found.process.pid);
             let stays = termination::memory_stays(&pod);
             if !stays.is_zero() {
-                clinging.push(Clinging { running: found.clone(), stays, missed: None });
+                leftovers.push(LeftoverProcess { running: found.clone(), stays, missed: None });
             }
             running.push(found);
         }
-        clinging.retain(|one| one.missed.is_none_or(|missed| missed.elapsed() < one.stays));
-        let left = clinging.iter().filter(|one| one.missed.is_some());
+        leftovers.retain(|one| one.missed.is_none_or(|missed| missed.elapsed() < one.stays));
+        let left = leftovers.iter().filter(|one| one.missed.is_some());
         running.extend(left.map(|one| one.running.clone()));
         running
     }

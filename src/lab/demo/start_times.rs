@@ -68,10 +68,10 @@ const MODELS: [u64; 4] = [8, 15, 27, 65];
 const IMAGE: Bytes = Bytes(9_000_000_000);
 /// Starts after which another version of the engine's image is rolled out.
 const ROLLOUT: usize = 7;
-/// Starts of each node and way after which predictions are judged, and those that are judged.
+/// Starts of each node and way after which predictions are measured, and those that are measured.
 const LEARNED: usize = 10;
-const JUDGED: usize = 60;
-/// The error that half of the judged starts may have, in per cent: most of it is the noise, which no prediction can know.
+const MEASURED: usize = 60;
+/// The error that half of the measured starts may have, in per cent: most of it is the noise, which no prediction can know.
 const P50_LIMIT: f64 = 20.0;
 
 /// How the model comes to the GPU.
@@ -82,7 +82,7 @@ pub enum Way {
     Disk,
 }
 
-/// Errors relative to what was observed, in per cent, over the judged starts.
+/// Errors relative to what was observed, in per cent, over the measured starts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StartErrorPercentiles {
     pub p50: f64,
@@ -133,14 +133,14 @@ impl StartTimesTable {
         let groups = || (0..MACHINES.len()).flat_map(|machine| ways.map(|way| (machine, way)));
         let mut errors: Vec<Vec<[f64; 2]>> = groups().map(|_| Vec::new()).collect();
         // In turns, so that nodes with the same GPUs mislead each other from the beginning.
-        for _ in 0..LEARNED + JUDGED {
+        for _ in 0..LEARNED + MEASURED {
             for ((machine, way), errors) in groups().zip(&mut errors) {
                 errors.push(starts.next(&MACHINES[machine], way)?);
             }
         }
         let rows = groups().zip(&errors).map(|((machine, way), errors)| {
-            let judged = &errors[LEARNED..];
-            let of = |basis: usize| StartErrorPercentiles::of(judged.iter().map(|error| error[basis]));
+            let measured = &errors[LEARNED..];
+            let of = |basis: usize| StartErrorPercentiles::of(measured.iter().map(|error| error[basis]));
             StartTimesRow { node: MACHINES[machine].node, way, before: of(0), after: of(1) }
         });
         Ok(Self { seed, starts: errors.iter().map(Vec::len).sum(), rows: rows.collect() })

@@ -92,7 +92,7 @@ struct RunningReplica {
 
 /// What tasks of the schedulers tell the world.
 #[derive(Default)]
-struct Overheard {
+struct TaskNotes {
     /// Requests that were answered.
     answers: BTreeMap<&'static str, u64>,
     lines: Vec<String>,
@@ -160,7 +160,7 @@ pub struct FaultyCluster {
     tally: FaultTally,
     lines: Vec<String>,
     broken: Vec<String>,
-    overheard: Arc<Mutex<Overheard>>,
+    task_notes: Arc<Mutex<TaskNotes>>,
 }
 
 impl FaultyCluster {
@@ -224,7 +224,7 @@ impl FaultyCluster {
             tally: FaultTally::default(),
             lines: Vec::new(),
             broken: Vec::new(),
-            overheard: Arc::default(),
+            task_notes: Arc::default(),
         };
         (0..nodes).for_each(|n| world.create_node(n));
         if features.has_budget {
@@ -295,7 +295,7 @@ impl FaultyCluster {
         let pods = self.api.list("pods").into_iter();
         self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
         self.control_budget();
-        self.judge_processes();
+        self.check_processes();
         self.report();
         self.look();
         // Not before: what is deleted has been seen.
@@ -303,7 +303,7 @@ impl FaultyCluster {
     }
 
     /// Whatever happens, nothing panics, a replica's tasks go on until it is told to stop, and it has few things to do at once.
-    fn judge_processes(&mut self) {
+    fn check_processes(&mut self) {
         if let Some(panic) = panics::take() {
             self.break_with(format!("a panic at {panic}"));
         }

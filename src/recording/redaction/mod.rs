@@ -1,7 +1,7 @@
 //! A copy of a recording in which names are replaced by pseudonyms, and which replays as the original does: nothing in it is decided
 //! again.
 //!
-//! It is read twice. [`NamesSeen`] collects every text that may be a name ([`veil`]); [`Pseudonyms`] gives each of them one of its
+//! It is read twice. [`NamesSeen`] collects every text that may be a name ([`serializer`]); [`Pseudonyms`] gives each of them one of its
 //! own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and expressions
 //! cannot be asked of pseudonyms.
 //!
@@ -9,7 +9,7 @@
 
 mod order;
 mod policy;
-mod veil;
+mod serializer;
 
 use super::entry::{Numbered, SegmentHeader};
 use super::read::{RawPart, ReadError, Reader};
@@ -21,11 +21,11 @@ use crate::scheduling::verbs::Input;
 use crate::scheduling::vocabulary::classification::PodTraits;
 use policy::{HOLDS, PolicyNames, redacted};
 use rustc_hash::FxHashMap;
+use serializer::{Names, Redacted};
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
-use veil::{Names, Veiled};
 
 /// Text that is written at once.
 const FRAME_TEXT: usize = 256 << 10;
@@ -76,7 +76,7 @@ impl NamesSeen {
         while let Some(part) = next_whole(&mut reader)? {
             if let RawPart::Line(line) = part {
                 let line = with_policy(*line, self)?;
-                serde_json::to_writer(io::sink(), &Veiled::new(&line, self)).map_err(io::Error::from)?;
+                serde_json::to_writer(io::sink(), &Redacted::new(&line, self)).map_err(io::Error::from)?;
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ impl Pseudonyms {
     ) -> Result<Option<SegmentHeader>, RedactionError> {
         let mut next = Some(RawPart::Line(first));
         while let Some(RawPart::Line(line)) = next {
-            segment.push_line(&Veiled::new(&with_policy(*line, self)?, self))?;
+            segment.push_line(&Redacted::new(&with_policy(*line, self)?, self))?;
             if segment.pending() >= FRAME_TEXT {
                 segment.flush()?;
             }

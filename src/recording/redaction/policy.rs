@@ -1,7 +1,7 @@
 //! A policy without names. Conditions over names that are no comparisons cannot be asked of pseudonyms: what a pattern takes is
 //! listed, and whether a CEL expression holds is a label of each pod.
 
-use super::veil::Names;
+use super::serializer::Names;
 use crate::scheduling::policy::selection::is_pattern;
 use crate::scheduling::policy::{
     Class, Expression, LabelExpression, Match, ModelRules, NamespaceSelector, Policy, PolicyError, Pool,

@@ -9,7 +9,7 @@ pub use starts::{BoundStartPart, CalibrationPart, StartPart};
 
 use super::obstacle::Obstacle;
 use super::remedy::{Impasse, Remedy};
-pub use super::unjudged::UnjudgedPart;
+pub use super::unsupported::UnsupportedPart;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::conflicts::GpuConflict;
 use crate::scheduling::ledger::{LoanStage, OccupantPhase, SchedulingGate};
@@ -43,7 +43,7 @@ pub struct Explanation {
     pub stage: PodStage,
     /// Rules of kube-scheduler of which the planner does not know what they say; of a pending pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unjudged: Vec<UnjudgedPart>,
+    pub unsupported: Vec<UnsupportedPart>,
     pub counts: Counts,
     /// Of an answer by a replica that does not lead: what it lacks, and who has it. The edge adds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

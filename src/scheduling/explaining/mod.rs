@@ -23,7 +23,7 @@ pub mod obstacle;
 mod pod_stage;
 pub mod remedy;
 pub mod units;
-mod unjudged;
+mod unsupported;
 pub mod usage;
 
 pub use explanation::Explanation;
@@ -96,7 +96,7 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         borrowing: loans::borrowing(&facts),
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
-        unjudged: unjudged::unjudged(cluster, &facts),
+        unsupported: unsupported::unsupported(cluster, &facts),
         standby: None,
         counts: outline.counts,
         nodes,

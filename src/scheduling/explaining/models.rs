@@ -140,7 +140,7 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
             located.counts.unknown += 1;
             continue;
         };
-        let sight = Sight { ledger, node, reading, weights, usual };
+        let sight = ReportedModels { ledger, node, reading, weights, usual };
         let places = sight.places(model);
         if let Some(weights) = weights.filter(|_| places.is_empty()) {
             let here = sight.start(None, weights, usual).total();
@@ -240,8 +240,8 @@ fn started(pod_state: &PodState) -> Option<Moment> {
     }
 }
 
-/// What a node's agent sees of one model.
-struct Sight<'a> {
+/// What a node's agent reports of models.
+struct ReportedModels<'a> {
     ledger: &'a Ledger,
     node: &'a Node,
     reading: &'a NodeReading,
@@ -250,7 +250,7 @@ struct Sight<'a> {
     usual: Option<EngineKind>,
 }
 
-impl Sight<'_> {
+impl ReportedModels<'_> {
     fn places(&self, model: &ModelId) -> Vec<ModelPlace> {
         let holding = self.reading.holdings.of(model);
         let engines = self.reading.engines.iter().filter(|engine| engine.model == *model);

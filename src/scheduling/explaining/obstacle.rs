@@ -42,7 +42,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let slice = (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice);
     let taken_whole = gpu.exclusive.then(|| Obstacle::Exclusive { by: gpu_occupants.alone() });
     // An exclusive GPU has nothing free: a shortage would say nothing more.
-    let room = if gpu.exclusive && demand.per_gpu <= gpu.capacity { None } else { shortage(gpu, demand) };
+    let missing = if gpu.exclusive && demand.per_gpu <= gpu.capacity { None } else { shortage(gpu, demand) };
     let starting = demand.terms.engine && gpu.starting;
     let starting = starting.then(|| {
         let (by, opens_in_millis) = gpu_occupants.starting();
@@ -55,7 +55,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let all = [
         unhealthy,
         slice,
-        room,
+        missing,
         taken_whole,
         not_empty(gpu, demand, gpu_occupants),
         starting,

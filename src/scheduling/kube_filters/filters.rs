@@ -56,7 +56,7 @@ pub(super) struct NodeOccupancy<'a, P> {
     /// Volumes of the pods that are or will be there.
     pub attached: usize,
     /// A rule of theirs that is not understood here.
-    pub unjudged: Option<UnsupportedRule>,
+    pub unsupported: Option<UnsupportedRule>,
 }
 
 impl FilterReason {
@@ -101,16 +101,16 @@ pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>)
 where
     P: Iterator<Item = &'a HostPort> + Clone,
 {
-    let NodeOccupancy { machine, taken, ports, volumes, attached, unjudged } = present;
+    let NodeOccupancy { machine, taken, ports, volumes, attached, unsupported } = present;
     let reason = by_the_node_alone(pod, volumes, machine)
         .or_else(|| by_resources(pod, machine, taken))
         .or_else(|| by_ports(pod, ports));
     let may_lack_attachments = !pod.claims.is_empty() && attached + pod.claims.len() > ATTACHED_ANYWHERE;
     let attach_limit = may_lack_attachments.then_some(UnsupportedRule::AttachLimit);
-    let unjudged = pod.unjudged.or(volumes.unjudged()).or(unjudged).or(attach_limit);
-    match (reason, unjudged) {
+    let unsupported = pod.unsupported.or(volumes.unsupported()).or(unsupported).or(attach_limit);
+    match (reason, unsupported) {
         (Some(reason), _) => FilterVerdict::Rejects(reason),
-        (None, Some(unjudged)) => FilterVerdict::Unsupported(unjudged),
+        (None, Some(unsupported)) => FilterVerdict::Unsupported(unsupported),
         (None, None) => FilterVerdict::Accepts,
     }
 }

@@ -313,11 +313,11 @@ impl<'a> FilterQuery<'a> {
         };
         let (coming, unseen) = self.coming(page, beside.coming);
         let repelled = self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
-        let unjudged = repelled.then_some(UnsupportedRule::AntiAffinityOfAnotherPod).or(unseen);
+        let unsupported = repelled.then_some(UnsupportedRule::AntiAffinityOfAnotherPod).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
         let attached = page.attached(beside.leaving, &coming);
         let volumes = &self.volumes;
-        classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, volumes, attached, unjudged })
+        classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, volumes, attached, unsupported })
     }
 
     /// How much the node lacks of the CPU and memory that the pod requests.

@@ -145,9 +145,9 @@ prop_compose! {
         node_affinity in weighted(0.3, vec(term(), 0..3)),
         tolerations in vec(toleration(), 0..4),
         repels in repels(),
-        unjudged in weighted(0.1, Just(UnsupportedRule::Volumes)),
+        unsupported in weighted(0.1, Just(UnsupportedRule::Volumes)),
     ) -> Requirements {
-        Requirements { namespace, labels, amounts, ports, node_selector, node_affinity, tolerations, repels, claims: Arc::default(), unjudged }
+        Requirements { namespace, labels, amounts, ports, node_selector, node_affinity, tolerations, repels, claims: Arc::default(), unsupported }
     }
 }
 
@@ -248,7 +248,7 @@ impl FilterCluster {
         let kept_away = self.bound.iter().any(|(_, pod)| self.keeps_away(pod, wants, machine));
         let by_comer =
             comers.iter().flat_map(|pod| pod.repels.iter()).any(|repulsion| minds(repulsion, wants));
-        (refusals, kept_away || by_comer || comers.len() < absent.len() || wants.unjudged.is_some())
+        (refusals, kept_away || by_comer || comers.len() < absent.len() || wants.unsupported.is_some())
     }
 
     fn keeps_away(&self, pod: &NodeFootprint, wants: &Requirements, machine: &FilterNode) -> bool {
@@ -339,8 +339,8 @@ fn run(case: &FilterCase) -> (FilterVerdict, Vec<&'static str>, bool) {
     assert_eq!(known, expected.collect());
     let beside = AssumedNodeChange { leaving: &case.leaving, coming: &case.coming };
     let verdict = view.snapshot().verdict(&case.pod, &case.wants, &case.node, &beside);
-    let (refusals, unjudged) = world.classify(case);
-    (verdict, refusals, unjudged)
+    let (refusals, unsupported) = world.classify(case);
+    (verdict, refusals, unsupported)
 }
 
 proptest! {
@@ -348,11 +348,11 @@ proptest! {
 
     #[test]
     fn the_incremental_view_equals_one_built_from_all_pods(case in case()) {
-        let (verdict, refusals, unjudged) = run(&case);
+        let (verdict, refusals, unsupported) = run(&case);
         match verdict {
-            FilterVerdict::Accepts => prop_assert!(refusals.is_empty() && !unjudged, "{refusals:?} {unjudged}"),
+            FilterVerdict::Accepts => prop_assert!(refusals.is_empty() && !unsupported, "{refusals:?} {unsupported}"),
             FilterVerdict::Rejects(reason) => prop_assert!(refusals.contains(&reason.code()), "{reason:?} {refusals:?}"),
-            FilterVerdict::Unsupported(why) => prop_assert!(refusals.is_empty() && unjudged, "{why:?} {refusals:?}"),
+            FilterVerdict::Unsupported(why) => prop_assert!(refusals.is_empty() && unsupported, "{why:?} {refusals:?}"),
         }
     }
 
@@ -386,7 +386,7 @@ fn the_generated_cases_reach_every_verdict() {
         let code = match verdict {
             FilterVerdict::Accepts => "accepts",
             FilterVerdict::Rejects(reason) => reason.code(),
-            FilterVerdict::Unsupported(unjudged) => unjudged.code(),
+            FilterVerdict::Unsupported(unsupported) => unsupported.code(),
         };
         *counts.entry(code).or_default() += 1;
     }

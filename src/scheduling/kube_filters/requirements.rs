@@ -27,7 +27,9 @@ pub struct Requirements {
     #[serde(default)]
     pub claims: Arc<[Arc<str>]>,
     /// A rule of the pod that is not understood here.
-    pub unjudged: Option<UnsupportedRule>,
+    // As recordings and checkpoints name it.
+    #[serde(rename = "unjudged")]
+    pub unsupported: Option<UnsupportedRule>,
 }
 
 /// What a pod uses of the node it is bound to, until it is gone from there.

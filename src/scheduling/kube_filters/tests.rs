@@ -66,7 +66,7 @@ fn code(verdict: &FilterVerdict) -> &'static str {
     match verdict {
         FilterVerdict::Accepts => "accepts",
         FilterVerdict::Rejects(reason) => reason.code(),
-        FilterVerdict::Unsupported(unjudged) => unjudged.code(),
+        FilterVerdict::Unsupported(unsupported) => unsupported.code(),
     }
 }
 
@@ -250,7 +250,7 @@ fn a_pod_placed_earlier_applies_its_anti_affinity() {
 #[test]
 fn a_certain_refusal_goes_before_an_unknown_verdict() {
     let view = view(&[machine("a")]);
-    let wants = |amount| Requirements { unjudged: Some(UnsupportedRule::Volumes), ..asking(amount) };
+    let wants = |amount| Requirements { unsupported: Some(UnsupportedRule::Volumes), ..asking(amount) };
     assert_eq!(code(&verdict(&view, &wants(1))), "volumes");
     assert_eq!(code(&verdict(&view, &wants(101))), "insufficient-allocatable");
 }

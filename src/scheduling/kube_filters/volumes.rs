@@ -1,7 +1,7 @@
 //! Persistent volumes, claims and storage classes, and what they say of the nodes on which a pod may run.
 //!
-//! A bound claim is judged by its volume's node affinity and zone labels (VolumeBinding, VolumeZone), an unbound one whose class
-//! waits for the first consumer by the class's topologies. Not judged, and said to be so: volumes that exist already and wait for
+//! A bound claim is evaluated by its volume's node affinity and zone labels (VolumeBinding, VolumeZone), an unbound one whose class
+//! waits for the first consumer by the class's topologies. Not supported, and reported as such: volumes that exist already and wait for
 //! a claim, claims of one pod at a time, claims that are not bound although their class does not wait, and nodes that may have no
 //! attachment left. Storage capacity (CSIStorageCapacity) is not looked at.
 //!
@@ -122,7 +122,7 @@ struct Shards<V>(Box<[Shard<V>]>);
 pub(super) struct VolumeRules<'a> {
     rules: Vec<VolumeRule<'a>>,
     /// Of a volume it is unknown what it asks.
-    unjudged: Option<UnsupportedRule>,
+    unsupported: Option<UnsupportedRule>,
 }
 
 #[derive(Debug)]
@@ -184,8 +184,8 @@ impl VolumeRules<'_> {
         self.rules.iter().all(|rule| rule.takes(machine))
     }
 
-    pub fn unjudged(&self) -> Option<UnsupportedRule> {
-        self.unjudged
+    pub fn unsupported(&self) -> Option<UnsupportedRule> {
+        self.unsupported
     }
 }
 
@@ -240,7 +240,7 @@ impl VolumeIndex {
         for claim in pod.claims.iter() {
             match self.rules_of_claim(&pod.namespace, claim, &mut found.rules) {
                 Ok(()) => {}
-                Err(unjudged) => found.unjudged = found.unjudged.or(Some(unjudged)),
+                Err(unsupported) => found.unsupported = found.unsupported.or(Some(unsupported)),
             }
         }
         found

@@ -38,7 +38,7 @@ pub enum NodeFit {
     /// Kube-scheduler's filters refuse the node, or the filter request did not name it.
     Shut,
     /// It is unknown what kube-scheduler's filters would answer.
-    Unjudged(UnsupportedRule),
+    Unsupported(UnsupportedRule),
 }
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct NodeRanking {
     gpu_candidates: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
     full: BTreeSet<usize>,
-    unjudged: BTreeSet<usize>,
+    unsupported: BTreeSet<usize>,
 }
 
 impl PodSignature {
@@ -106,7 +106,7 @@ impl PodSignature {
             FilterVerdict::Rejects(_) => Err(NodeFit::Shut),
             // The victims may be why the scheduler asked about this node: then the names say nothing of the node without them.
             FilterVerdict::Unsupported(_) if asked.is_some() && beside.leaving.is_empty() => Ok(()),
-            FilterVerdict::Unsupported(unjudged) => Err(NodeFit::Unjudged(unjudged)),
+            FilterVerdict::Unsupported(unsupported) => Err(NodeFit::Unsupported(unsupported)),
         }
     }
 }
@@ -125,7 +125,7 @@ impl NodeRanking {
             gpu_candidates: vec![NodeFit::Shut; nodes],
             free: BTreeSet::new(),
             full: BTreeSet::new(),
-            unjudged: BTreeSet::new(),
+            unsupported: BTreeSet::new(),
         };
         let question = signature.question(kube_filters);
         for (place, (node, coming)) in
@@ -157,8 +157,8 @@ impl NodeRanking {
     }
 
     /// Indices in the snapshot of nodes with an unknown verdict.
-    pub fn unjudged(&self) -> impl Iterator<Item = usize> {
-        self.unjudged.iter().copied()
+    pub fn unsupported(&self) -> impl Iterator<Item = usize> {
+        self.unsupported.iter().copied()
     }
 
     pub fn has_free(&self) -> bool {
@@ -176,9 +176,9 @@ impl NodeRanking {
         })
     }
 
-    pub fn first_unjudged(&self) -> Option<UnsupportedRule> {
-        self.unjudged.first().and_then(|place| match self.gpu_candidates[*place] {
-            NodeFit::Unjudged(unjudged) => Some(unjudged),
+    pub fn first_unsupported(&self) -> Option<UnsupportedRule> {
+        self.unsupported.first().and_then(|place| match self.gpu_candidates[*place] {
+            NodeFit::Unsupported(unsupported) => Some(unsupported),
             _ => None,
         })
     }
@@ -193,7 +193,7 @@ impl NodeRanking {
         match self.gpu_candidates[place] {
             NodeFit::Free(score, _) => self.free.remove(&(score, place)),
             NodeFit::Full(_) => self.full.remove(&place),
-            NodeFit::Unjudged(_) => self.unjudged.remove(&place),
+            NodeFit::Unsupported(_) => self.unsupported.remove(&place),
             NodeFit::Shut => false,
         };
         let beside = AssumedNodeChange { leaving: &[], coming };
@@ -208,7 +208,7 @@ impl NodeRanking {
         match self.gpu_candidates[place] {
             NodeFit::Free(score, _) => self.free.insert((score, place)),
             NodeFit::Full(_) => self.full.insert(place),
-            NodeFit::Unjudged(_) => self.unjudged.insert(place),
+            NodeFit::Unsupported(_) => self.unsupported.insert(place),
             NodeFit::Shut => false,
         };
     }

@@ -173,8 +173,8 @@ impl<'a> PlanningState<'a> {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
-        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
-        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(signature));
+        let is_supported = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
+        let is_full = self.full.iter().any(|(known, why)| is_supported(why) && known.is_like(signature));
         let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(signature));
         is_full && (reach == PlanReach::Free || is_hopeless())
     }
@@ -199,8 +199,8 @@ impl<'a> PlanningState<'a> {
         }
         let step = match self.place(pod, signature, reach) {
             Ok(place) => PlanStep::Place(vec![place]),
-            // The scheduler can judge what Stowage cannot: it retries where VRAM is free.
-            Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unjudged(pod, signature) => {
+            // The scheduler evaluates what Stowage does not: it retries where VRAM is free.
+            Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unsupported(pod, signature) => {
                 self.places += 1;
                 PlanStep::Wake { uid, key }
             }
@@ -211,15 +211,16 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Whether a pending pod would fit on a node with an unknown verdict. Later reservations only make it harder.
-    fn would_fit_unjudged(&mut self, pod: &PendingPod, signature: &PodSignature) -> bool {
+    fn would_fit_unsupported(&mut self, pod: &PendingPod, signature: &PodSignature) -> bool {
         let is_unfit = |known: &PodSignature| known.is_like(signature);
         if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
             return false;
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
-        let mut unjudged = self.ranking(signature, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
-        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
-        drop(unjudged);
+        let mut unsupported =
+            self.ranking(signature, &snapshot).unsupported().take_while(|_| pace.goes_on(1));
+        let fits = unsupported.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
+        drop(unsupported);
         if !fits {
             self.unfit.push(signature.clone());
         }
@@ -390,12 +391,12 @@ impl<'a> PlanningState<'a> {
     fn why(&mut self, pod: &PendingPod, signature: &PodSignature, allowance: TenantLimit) -> WaitReason {
         let snapshot = self.ledger.snapshot();
         let ranking = self.ranking(signature, &snapshot);
-        match (ranking.first_full(), ranking.first_unjudged()) {
+        match (ranking.first_full(), ranking.first_unsupported()) {
             _ if ranking.has_free() && allowance != TenantLimit::default() => {
                 WaitReason::TenantLimit { vram: pod.demand.vram() }
             }
             (Some(nearest), _) => WaitReason::InsufficientVram { nodes: ranking.count_full(), nearest },
-            (None, Some(unjudged)) => WaitReason::UnsupportedFilter(unjudged),
+            (None, Some(unsupported)) => WaitReason::UnsupportedFilter(unsupported),
             (None, None) => WaitReason::NoNode,
         }
     }

@@ -174,7 +174,7 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
     kube_filters.set_waiting(
         uid("a"),
-        Requirements { unjudged: Some(UnsupportedRule::TopologySpread), ..Requirements::default() },
+        Requirements { unsupported: Some(UnsupportedRule::TopologySpread), ..Requirements::default() },
     );
     kube_filters.set_machine(crate::scheduling::kube_filters::FilterNode {
         name: node("n"),
@@ -222,7 +222,7 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
     cluster.refused("a", shared(50, 100), &["n"]);
     let mut kube_filters = ClusterFilters::default();
     let spreads =
-        || Requirements { unjudged: Some(UnsupportedRule::TopologySpread), ..Requirements::default() };
+        || Requirements { unsupported: Some(UnsupportedRule::TopologySpread), ..Requirements::default() };
     kube_filters.set_waiting(uid("a"), spreads());
     for name in ["n", "m"] {
         kube_filters.set_machine(crate::scheduling::kube_filters::FilterNode {

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// All texts of four letters at most, of which a pattern is judged one by one.
+    /// All texts of four letters at most, of which a pattern is evaluated one by one.
     fn texts() -> Vec<String> {
         let mut all = vec![String::new()];
         for length in 0..4 {

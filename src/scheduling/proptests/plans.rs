@@ -412,18 +412,18 @@ proptest! {
         let waiting = bench.pods.keys().filter(|uid| bench.ledger.pod_state(uid).unwrap().node().is_none());
         for uid in waiting {
             let (demand, preemptor) = (&bench.ledger.pod_state(uid).unwrap().demand, bench.ledger.preemptor(uid));
-            let rooms = bench.ledger.candidates_for(&preemptor, &nodes);
+            let candidates = bench.ledger.candidates_for(&preemptor, &nodes);
             let cost_bounds = bench.ledger.cost_bounds(&preemptor, demand);
-            for room in &rooms {
-                if let Some(set) = cheapest_victims(room, demand, BudgetRules::Keep) {
-                    let floor = cost_bounds.iter().find(|cost_bound| cost_bound.node == room.node).map(|found| found.floor);
+            for candidate in &candidates {
+                if let Some(set) = cheapest_victims(candidate, demand, BudgetRules::Keep) {
+                    let floor = cost_bounds.iter().find(|cost_bound| cost_bound.node == candidate.node).map(|found| found.floor);
                     prop_assert!(floor.is_some_and(|floor| floor <= set.eviction_cost), "{:?} {:?}", floor, set);
                 }
             }
             let mut survey = bench.ledger.survey(&preemptor, demand);
             let look = |node: &NodeName| seen(survey.candidate(node)?, demand);
             let lazily = cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::UNLIMITED, look);
-            prop_assert_eq!(lazily, cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::UNLIMITED));
+            prop_assert_eq!(lazily, cheapest(&candidates, demand, BudgetRules::Keep, SearchEffort::UNLIMITED));
         }
     }
 }

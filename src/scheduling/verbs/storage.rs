@@ -1,4 +1,4 @@
-//! Persistent volumes, claims and storage classes, as inputs: the planner judges by them where a pod with volumes may run.
+//! Persistent volumes, claims and storage classes, as inputs: the planner evaluates by them where a pod with volumes may run.
 
 use super::{Change, Cluster};
 use crate::scheduling::kube_filters::{StorageKind, StorageObject};

@@ -13,7 +13,7 @@ pub const MAX_CLASSES: usize = 64;
 pub const MAX_TENANTS: usize = u16::MAX as usize;
 
 /// All that classes and tenants may look at. Annotations and the name are left out: labels, namespaces and priorities can
-/// be guarded by admission, and replicas of one workload are judged once.
+/// be guarded by admission, and replicas of one workload are classified once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PodTraits {
     pub namespace: String,

@@ -252,8 +252,8 @@ impl Demand {
     }
 
     /// What another policy makes of it.
-    pub fn take(&mut self, judgment: Classification) {
-        let Classification { class, terms, tenant, version } = judgment;
+    pub fn take(&mut self, classification: Classification) {
+        let Classification { class, terms, tenant, version } = classification;
         (self.class, self.terms, self.tenant, self.classified_by) = (class, terms, tenant, version);
     }
 

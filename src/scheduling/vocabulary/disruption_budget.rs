@@ -1,7 +1,7 @@
 //! Disruption budgets: how many pods of a set may be evicted now.
 //!
 //! PodDisruptionBudgets as data, so that the price of a victim set and the planner can respect them before the API server has
-//! to refuse. The API server stays the judge: what it makes of an eviction is not repeated here.
+//! to refuse. The API server decides: what it makes of an eviction is not repeated here.
 
 use super::classification::PodTraits;
 use super::label_selector::Selector;

@@ -8,10 +8,10 @@ use tokio::net::UnixListener;
 const LONG: Duration = Duration::from_secs(30);
 
 /// Asks again at once, and forgets nothing.
-const EAGER: Patience = Patience { answer: LONG, again: Duration::ZERO, stand_in: LONG };
+const EAGER: Timeouts = Timeouts { answer: LONG, again: Duration::ZERO, stand_in: LONG };
 
-fn asking(socket: PathBuf, patience: Patience) -> PodResources {
-    PodResources { patience, ..PodResources::new(socket) }
+fn asking(socket: PathBuf, timeouts: Timeouts) -> PodResources {
+    PodResources { timeouts, ..PodResources::new(socket) }
 }
 
 fn ids(known: &[Allocation]) -> Vec<&str> {
@@ -94,7 +94,7 @@ async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in(
 #[tokio::test]
 async fn an_answer_does_not_stand_in_for_ever() {
     let mut kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
-    let mut source = asking(kubelet.socket(), Patience { stand_in: Duration::ZERO, ..EAGER });
+    let mut source = asking(kubelet.socket(), Timeouts { stand_in: Duration::ZERO, ..EAGER });
     source.allocations().await;
     kubelet.stop().await;
     assert_eq!(source.allocations().await.0, []);
@@ -112,7 +112,7 @@ async fn a_socket_without_a_listener_is_reported() {
 async fn a_kubelet_that_accepts_and_never_answers_is_given_up_and_left_alone_for_a_while() {
     let kubelet = FakeKubelet::stopped();
     let listener = UnixListener::bind(kubelet.socket()).unwrap();
-    let short = Patience { answer: Duration::from_millis(1), again: LONG, stand_in: LONG };
+    let short = Timeouts { answer: Duration::from_millis(1), again: LONG, stand_in: LONG };
     let mut source = asking(kubelet.socket(), short);
     let problem = source.allocations().await.1.unwrap();
     assert!(matches!(problem, PodResourcesError::Hangs { .. }), "{problem}");

@@ -5,7 +5,7 @@ mod node;
 
 use crate::scheduling::explaining::explanation::{
     ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
-    TenantPart, UnjudgedPart,
+    TenantPart, UnsupportedPart,
 };
 use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
@@ -116,7 +116,9 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     rows.extend(
         explanation.impasse.iter().map(|part| ("waiting".into(), format!("will not help: {}", part.text))),
     );
-    rows.extend(explanation.unjudged.iter().map(|part| ("planner".into(), unjudged(part, explanation))));
+    rows.extend(
+        explanation.unsupported.iter().map(|part| ("planner".into(), unsupported(part, explanation))),
+    );
     rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
     rows.extend(explanation.borrowing.as_ref().map(|part| ("lending".into(), loans::borrowing(part))));
     if let PodStage::Bound { loan: Some(loan), .. } = &explanation.stage {
@@ -126,7 +128,7 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     rows
 }
 
-fn unjudged(part: &UnjudgedPart, explanation: &Explanation) -> String {
+fn unsupported(part: &UnsupportedPart, explanation: &Explanation) -> String {
     format!(
         "does not evaluate {} of {}: {} ({})",
         part.nodes,

@@ -11,7 +11,7 @@ mod through_extender;
 
 use super::picture::PictureFile;
 use super::{Seeds, progress, side_by_side};
-use crate::lab::simulate::packing::bound::{AllocationBound, Beginning, ObservedPlacer};
+use crate::lab::simulate::packing::bound::{AllocationBound, ObservedPlacer, UntilFirstRefusal};
 use crate::lab::simulate::packing::churn::churn;
 use crate::lab::simulate::packing::placer::Placer;
 use crate::lab::simulate::packing::replay::is_high;
@@ -90,7 +90,7 @@ struct PackingOutput<'a, L> {
 /// Results of policies, and when each first rejected a pod.
 struct PackingResults {
     lines: Vec<PackingLine>,
-    beginnings: Vec<Beginning>,
+    beginnings: Vec<UntilFirstRefusal>,
 }
 
 /// What all runs share.
@@ -197,7 +197,11 @@ impl PackingArgs {
     }
 
     /// `None` unless it was requested.
-    fn bound_on(&self, stage: &PackingSetup, beginnings: &[Beginning]) -> Result<Option<AllocationBound>> {
+    fn bound_on(
+        &self,
+        stage: &PackingSetup,
+        beginnings: &[UntilFirstRefusal],
+    ) -> Result<Option<AllocationBound>> {
         match self.bound {
             true => Ok(AllocationBound::of(&stage.setting, &stage.arrivals, beginnings)?),
             false => Ok(None),
@@ -233,7 +237,7 @@ impl PackingSetup {
         for (policy, runs) in self.each(run)? {
             let (replays, until): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
             played.lines.push(PackingLine::of(policy, &replays, shows_admission));
-            played.beginnings.push(Beginning { policy, until });
+            played.beginnings.push(UntilFirstRefusal { policy, until });
         }
         Ok(played)
     }

@@ -21,7 +21,7 @@ const PODS: &str = "pods";
 pub fn of_node(node: &Node) -> (Amounts, u64) {
     let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
     let mut named = NamedAmounts::new();
-    for (name, quantity) in allocatable.filter(|(name, _)| is_judged(name)) {
+    for (name, quantity) in allocatable.filter(|(name, _)| is_checked_here(name)) {
         named.insert(name, amount(name, quantity).unwrap_or(0));
     }
     let pods = named.remove(PODS).unwrap_or(0);
@@ -80,12 +80,12 @@ fn asked(resources: &ResourceRequirements) -> NamedAmounts<'_> {
 }
 
 fn named(quantities: &Option<Quantities>) -> NamedAmounts<'_> {
-    let classified = quantities.iter().flatten().filter(|(name, _)| is_judged(name));
+    let classified = quantities.iter().flatten().filter(|(name, _)| is_checked_here(name));
     classified.map(|(name, quantity)| (name.as_str(), amount(name, quantity).unwrap_or(u64::MAX))).collect()
 }
 
 /// GPUs and their memory are left to the ledger.
-fn is_judged(resource: &str) -> bool {
+fn is_checked_here(resource: &str) -> bool {
     resource != VRAM && !PluginResource::is_one(resource)
 }
 

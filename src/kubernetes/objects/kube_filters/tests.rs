@@ -33,8 +33,8 @@ fn named(pod: &Pod) -> Vec<(String, u64)> {
     amounts.named().map(|(name, amount)| (name.to_owned(), amount)).collect()
 }
 
-fn unjudged(spec: Value) -> Option<UnsupportedRule> {
-    requirements(&pod(spec)).unjudged
+fn unsupported(spec: Value) -> Option<UnsupportedRule> {
+    requirements(&pod(spec)).unsupported
 }
 
 #[test]
@@ -145,12 +145,12 @@ fn a_node_affinity_is_read_with_its_fields() {
 }
 
 #[test]
-fn a_node_affinity_that_cannot_be_read_cannot_be_judged() {
+fn a_node_affinity_that_cannot_be_read_is_unsupported() {
     for terms in [
         json!([{ "matchExpressions": [{ "key": "mem", "operator": "Near", "values": ["79"] }] }]),
         json!([{ "matchFields": [{ "key": "spec.podCIDR", "operator": "In", "values": ["a"] }] }]),
     ] {
-        assert_eq!(unjudged(required(terms.clone())), Some(UnsupportedRule::Unreadable), "{terms}");
+        assert_eq!(unsupported(required(terms.clone())), Some(UnsupportedRule::Unreadable), "{terms}");
     }
 }
 
@@ -183,7 +183,7 @@ fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
         (json!({ "schedulingGates": [{ "name": "other" }] }), Some(UnsupportedRule::SchedulingGate)),
         (json!({ "nodeName": "a" }), Some(UnsupportedRule::NodeNamePreset)),
     ] {
-        assert_eq!(unjudged(spec.clone()), expected, "{spec}");
+        assert_eq!(unsupported(spec.clone()), expected, "{spec}");
     }
 }
 
@@ -289,7 +289,7 @@ fn of_a_pod_with_thousands_of_rules_none_is_kept() {
         json!({ "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } } })
     };
     let few = requirements(&pod(required(json!([{ "matchExpressions": names(hosts(900)) }]))));
-    assert_eq!((few.unjudged, few.node_affinity.map(|terms| terms.len())), (None, Some(1)));
+    assert_eq!((few.unsupported, few.node_affinity.map(|terms| terms.len())), (None, Some(1)));
     let term = |host: String| json!({ "matchExpressions": names(vec![host]) });
     let tolerations: Vec<Value> =
         hosts(2000).into_iter().map(|key| json!({ "key": key, "operator": "Exists" })).collect();
@@ -302,7 +302,7 @@ fn of_a_pod_with_thousands_of_rules_none_is_kept() {
         json!({ "nodeSelector": selector }),
     ] {
         let kept = requirements(&pod(spec));
-        assert_eq!(kept.unjudged, Some(UnsupportedRule::TooManyRules));
+        assert_eq!(kept.unsupported, Some(UnsupportedRule::TooManyRules));
         assert!(kept.node_affinity.is_none() && kept.tolerations.is_empty() && kept.node_selector.is_empty());
     }
 }

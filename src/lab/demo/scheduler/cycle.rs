@@ -5,7 +5,7 @@
 
 use super::config::SchedulerConfig;
 use super::extender::ExtenderClient;
-use super::filters::{Refusal, Rejector, Resolvable, judge};
+use super::filters::{Refusal, Rejector, Resolvable, run_filters};
 use super::message::{self, Refusals};
 use super::objects::{SchedulerNode, SchedulerPod};
 use super::preemption::{self, DryRunCandidate};
@@ -117,7 +117,7 @@ impl Cycle<'_> {
                 break;
             }
             let usage = self.view.usage_for(self.pod, &node.name);
-            match judge(self.pod, &node, &usage, self.ignored()) {
+            match run_filters(self.pod, &node, &usage, self.ignored()) {
                 Ok(()) => found.feasible.push(node),
                 Err(refusal) => {
                     found.rejectors.insert(refusal.by);

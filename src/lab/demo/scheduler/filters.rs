@@ -65,7 +65,7 @@ impl NodeUsage {
 }
 
 /// Filters one node for a pod. `ignored` is the managed resource when the extender alone counts it.
-pub fn judge(
+pub fn run_filters(
     pod: &SchedulerPod,
     node: &SchedulerNode,
     usage: &NodeUsage,
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_sum_that_falls_short_is_resolvable_unless_the_empty_node_is_too_small() {
         let usage = NodeUsage::of([&pod(asks("60Gi"))]);
-        let refusal = |vram| judge(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
+        let refusal = |vram| run_filters(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
         assert_eq!(refusal("40Gi").resolvable, Resolvable::ByEviction);
         assert_eq!(refusal("40Gi").reasons, ["Insufficient stowage.dev/vram"]);
         assert_eq!(refusal("90Gi").resolvable, Resolvable::Never);
@@ -174,8 +174,12 @@ mod tests {
 
     #[test]
     fn an_ignored_resource_is_the_extenders_alone() {
-        let classified =
-            judge(&pod(asks("900Gi")), &node(json!({})), &NodeUsage::default(), Some("stowage.dev/vram"));
+        let classified = run_filters(
+            &pod(asks("900Gi")),
+            &node(json!({})),
+            &NodeUsage::default(),
+            Some("stowage.dev/vram"),
+        );
         assert_eq!(classified, Ok(()));
     }
 
@@ -184,9 +188,9 @@ mod tests {
         let tainted = node(json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
         let tolerant =
             json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
-        assert!(judge(&pod(json!({})), &tainted, &NodeUsage::default(), None).is_err());
-        assert!(judge(&pod(tolerant), &tainted, &NodeUsage::default(), None).is_ok());
+        assert!(run_filters(&pod(json!({})), &tainted, &NodeUsage::default(), None).is_err());
+        assert!(run_filters(&pod(tolerant), &tainted, &NodeUsage::default(), None).is_ok());
         let elsewhere = pod(json!({"nodeSelector": {"zone": "b"}}));
-        assert!(judge(&elsewhere, &node(json!({})), &NodeUsage::default(), None).is_err());
+        assert!(run_filters(&elsewhere, &node(json!({})), &NodeUsage::default(), None).is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! Pure. The scheduler evicts and nominates; the cycle calls the extender.
 
 use super::extender::ExtenderVictims;
-use super::filters::{Resolvable, judge};
+use super::filters::{Resolvable, run_filters};
 use super::message::{self, Refusals};
 use super::objects::{SchedulerNode, SchedulerPod};
 use super::view::SchedulerCache;
@@ -88,7 +88,7 @@ fn try_node(
     }
     let coming = view.nominated_before(pod, &node.name);
     let mut usage = super::filters::NodeUsage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
-    if let Err(refusal) = judge(pod, node, &usage, ignored) {
+    if let Err(refusal) = run_filters(pod, node, &usage, ignored) {
         found.refusals.insert(node.name.clone(), refusal);
         return;
     }
@@ -96,7 +96,7 @@ fn try_node(
     for other in most_important_first(lower) {
         let mut with = usage.clone();
         with.add(other);
-        match judge(pod, node, &with, ignored) {
+        match run_filters(pod, node, &with, ignored) {
             Ok(()) => usage = with,
             Err(_) => victims.push(other.clone()),
         }

@@ -154,7 +154,7 @@ impl FaultyCluster {
                 } else {
                     Duration::ZERO
                 };
-                let (reports, overheard) = (replica.reports.clone(), self.overheard.clone());
+                let (reports, task_notes) = (replica.reports.clone(), self.task_notes.clone());
                 let request = Request::post("/v1/reports")
                     .header(header::CONTENT_TYPE, "application/json")
                     .body(Body::from(report.to_string()))
@@ -163,7 +163,7 @@ impl FaultyCluster {
                     tokio::time::sleep(late).await;
                     let Ok(answer) = reports.oneshot(request).await;
                     let outcome = if answer.status().is_success() { "report" } else { "report refused" };
-                    *overheard.lock().answers.entry(outcome).or_default() += 1;
+                    *task_notes.lock().answers.entry(outcome).or_default() += 1;
                 });
             }
         }

@@ -63,16 +63,16 @@ impl FaultyCluster {
 
     /// Of the victims that an answer of `preempt` or a reservation names, those that would stay otherwise are no more than the
     /// budget has allowed at any recent time, whether or not they are ready.
-    pub(super) fn judge_guarded(&mut self, victims: &[String], preemptor: &str) {
+    pub(super) fn check_guarded(&mut self, victims: &[String], preemptor: &str) {
         let is_named = |pod: &Arc<Value>| {
             pod["metadata"]["uid"].as_str().is_some_and(|uid| victims.iter().any(|victim| victim == uid))
         };
         let pods = self.api.list("pods");
         let count = pods.iter().filter(|pod| is_guarded(pod) && stays(pod) && is_named(pod)).count() as i64;
-        self.judge_disruptions(count, preemptor);
+        self.check_disruptions(count, preemptor);
     }
 
-    pub(super) fn judge_disruptions(&mut self, count: i64, preemptor: &str) {
+    pub(super) fn check_disruptions(&mut self, count: i64, preemptor: &str) {
         let most = self.budget.allowed.iter().map(|(_, allowed)| *allowed).max().unwrap_or(0);
         if count > most {
             self.break_with(format!(

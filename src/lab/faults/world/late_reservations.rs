@@ -82,7 +82,7 @@ impl FaultyCluster {
         self.late_reservations.standing.push(LateReservation { reservation, pod, term, looked, since });
     }
 
-    pub(super) fn judge_late_reservations(&mut self, pods: &[Arc<Value>]) {
+    pub(super) fn check_late_reservations(&mut self, pods: &[Arc<Value>]) {
         if self.late_reservations.standing.is_empty() {
             return;
         }

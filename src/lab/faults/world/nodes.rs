@@ -92,7 +92,7 @@ impl FaultyCluster {
     }
 
     /// A pod that has just been bound. Its Binding may land late, but is not decided long after its machine went.
-    pub(super) fn judge_machine(&mut self, pod: &Value) {
+    pub(super) fn check_machine(&mut self, pod: &Value) {
         let Some(n) = self.node_of(pod) else { return };
         let is_known = self.node_returns[n].is_none() && self.created[n].elapsed() > KNOWN_AFTER;
         if is_known && self.names_gpus_of_an_earlier_machine(pod) {

@@ -17,7 +17,7 @@ impl FaultyCluster {
     pub(super) fn look(&mut self) {
         self.overhear();
         self.note_bindings(&self.api.list("pods"));
-        self.judge_claims();
+        self.check_claims();
         let pods = self.pods_on_machines();
         for (pod, devices) in holds(&pods) {
             if self.seen_holds.insert((pod.clone(), devices.clone())) {
@@ -29,11 +29,11 @@ impl FaultyCluster {
         if self.is_new_term() {
             self.note_listed_reservations();
         }
-        self.judge_late_reservations(&pods);
+        self.check_late_reservations(&pods);
         for pod in &pods {
             self.note_eviction(pod);
         }
-        self.judge(&pods);
+        self.check(&pods);
         self.note_term();
         self.last_look = Instant::now();
         self.tally.steps += 1;
@@ -51,21 +51,21 @@ impl FaultyCluster {
     }
 
     fn overhear(&mut self) {
-        let overheard = std::mem::take(&mut *self.overheard.lock());
-        self.lines.extend(overheard.lines);
-        for broken in overheard.broken.into_iter().chain(self.writes.bindings.take_too_many()) {
+        let task_notes = std::mem::take(&mut *self.task_notes.lock());
+        self.lines.extend(task_notes.lines);
+        for broken in task_notes.broken.into_iter().chain(self.writes.bindings.take_too_many()) {
             self.break_with(broken);
         }
-        for (verb, count) in overheard.answers {
+        for (verb, count) in task_notes.answers {
             *self.tally.answers.entry(verb).or_default() += count;
         }
-        for (count, preemptor) in overheard.guarded {
-            self.judge_disruptions(count, &preemptor);
+        for (count, preemptor) in task_notes.guarded {
+            self.check_disruptions(count, &preemptor);
         }
-        for (uid, priority, preemptor) in overheard.named {
+        for (uid, priority, preemptor) in task_notes.named {
             self.note_preempted(uid, priority, preemptor);
         }
-        self.claims.extend(overheard.claims);
+        self.claims.extend(task_notes.claims);
     }
 
     pub(super) fn break_with(&mut self, what: String) {
@@ -89,17 +89,17 @@ impl FaultyCluster {
                     self.tally.bound += 1;
                     let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
                     if self.landed_in_another_term(Some(epoch)) {
-                        self.judge_landing(&format!("the Binding of {}", name(pod)));
+                        self.check_landing(&format!("the Binding of {}", name(pod)));
                     }
                     self.tally.epochs.insert(format!("{}: {epoch}", self.history.seed));
                     self.say(format!("{} is bound to {place} in {epoch}", name(pod)));
-                    self.judge_grant(pod);
-                    self.judge_machine(pod);
+                    self.check_grant(pod);
+                    self.check_machine(pod);
                     let there = self.pods_on_machines();
                     // One that lands late may name GPUs that are gone with their machine.
                     if there.iter().any(|one| one["metadata"]["uid"] == pod["metadata"]["uid"]) {
-                        self.judge_memory(pod, &there);
-                        self.judge_start(pod, &there);
+                        self.check_memory(pod, &there);
+                        self.check_start(pod, &there);
                     }
                 }
                 Some(before) if before != place => {
@@ -111,7 +111,7 @@ impl FaultyCluster {
     }
 
     /// A pod that kube-scheduler was told is bound is, or was.
-    fn judge_claims(&mut self) {
+    fn check_claims(&mut self) {
         for BoundClaim { pod, uid, node } in std::mem::take(&mut self.claims) {
             let place = self.known.get(&uid).and_then(|place| place.split('/').next());
             if place != Some(&node) {
@@ -122,7 +122,7 @@ impl FaultyCluster {
     }
 
     /// A Binding grants what its own pod asks for, not what another pod of its name asked for.
-    fn judge_grant(&mut self, pod: &Value) {
+    fn check_grant(&mut self, pod: &Value) {
         let ((gpus, bytes), granted) = (asked(pod), granted_per_gpu(pod));
         let has = super::super::oracle::devices_of(pod).map_or(0, |(_, gpus)| gpus.len() as u64);
         let is_right =
@@ -137,7 +137,7 @@ impl FaultyCluster {
 
     /// A process that has outlived its pod, and that sound agents have shown for long enough, has its memory: no Binding may
     /// promise it to others.
-    fn judge_memory(&mut self, pod: &Value, pods: &[Arc<Value>]) {
+    fn check_memory(&mut self, pod: &Value, pods: &[Arc<Value>]) {
         if !self.has_agents || self.has_proxy {
             return;
         }
@@ -176,7 +176,7 @@ impl FaultyCluster {
     }
 
     /// No engine begins to start on a GPU beside one that has begun a moment ago and is not ready.
-    fn judge_start(&mut self, pod: &Value, pods: &[Arc<Value>]) {
+    fn check_start(&mut self, pod: &Value, pods: &[Arc<Value>]) {
         if !self.features.has_engines || self.has_proxy || !is_engine(pod) {
             return;
         }
@@ -195,7 +195,7 @@ impl FaultyCluster {
         }
     }
 
-    fn judge(&mut self, pods: &[Arc<Value>]) {
+    fn check(&mut self, pods: &[Arc<Value>]) {
         for (gpu, on_it) in promised_twice(pods) {
             let what = format!("{gpu} is promised twice: {on_it:?}");
             if !self.twice.insert(what.clone()) {

@@ -45,15 +45,15 @@ impl FaultyCluster {
             self.run_pods(false);
             tokio::time::sleep(ROUND).await;
             self.go_on();
-            self.judge_waiting(&mut watch);
+            self.check_waiting(&mut watch);
         }
         if self.broken.is_empty() {
-            self.judge_end();
+            self.check_end();
         }
     }
 
     /// Pods that fit by the objects alone, and are not bound.
-    fn judge_waiting(&mut self, watch: &mut QuietWatch) {
+    fn check_waiting(&mut self, watch: &mut QuietWatch) {
         let pods = self.pods_on_machines();
         let promises = promises(&pods);
         let standing: Vec<Arc<Value>> = pods.iter().filter(|pod| !is_over(pod)).cloned().collect();
@@ -102,7 +102,7 @@ impl FaultyCluster {
         (0..GPUS).filter(has_room).count() as u64 >= gpus
     }
 
-    fn judge_end(&mut self) {
+    fn check_end(&mut self) {
         let pods = self.pods_on_machines();
         let held_twice = held_twice(&pods);
         if !held_twice.is_empty() {
@@ -112,7 +112,7 @@ impl FaultyCluster {
         if !mendable.is_empty() {
             self.break_with(format!("promised twice, and nobody leaves: {mendable:?}"));
         }
-        self.judge_leftovers(&pods);
+        self.check_leftovers(&pods);
         self.count_groups(&pods);
         let Some(acting) = self.acting() else {
             return self.break_with(format!("no replica acts after {QUIET:?} of quiet"));
@@ -164,7 +164,7 @@ impl FaultyCluster {
     }
 
     /// No gate outlives its longest time, and no condition shows a reservation for long that is over.
-    fn judge_leftovers(&mut self, pods: &[Arc<Value>]) {
+    fn check_leftovers(&mut self, pods: &[Arc<Value>]) {
         let standing =
             |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
         let over: Vec<String> =

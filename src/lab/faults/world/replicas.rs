@@ -94,12 +94,12 @@ impl FaultyCluster {
         self.say(format!("{} is told to stop", replica.client));
         self.note_audit(&replica);
         replica.shutdown.cancel();
-        let (overheard, client) = (self.overheard.clone(), replica.client.clone());
+        let (task_notes, client) = (self.task_notes.clone(), replica.client.clone());
         tokio::spawn(async move {
             let ends = async { while replica.tasks.join_next().await.is_some() {} };
             if tokio::time::timeout(STOPS_WITHIN, ends).await.is_err() {
                 let what = format!("{client} was told to stop, and still runs after {STOPS_WITHIN:?}");
-                overheard.lock().broken.push(what);
+                task_notes.lock().broken.push(what);
             }
         });
         if let Some(schedulers) = &mut self.schedulers {

@@ -16,7 +16,7 @@ struct SchedulingRequest {
     began: Instant,
     pod: Arc<Value>,
     nodes: Vec<String>,
-    overheard: Arc<Mutex<Overheard>>,
+    task_notes: Arc<Mutex<TaskNotes>>,
     writes: Arc<ReplicaWrites>,
 }
 
@@ -73,7 +73,7 @@ impl FaultyCluster {
             began: self.began,
             pod,
             nodes: self.node_names(),
-            overheard: self.overheard.clone(),
+            task_notes: self.task_notes.clone(),
             writes: self.writes.clone(),
         })
     }
@@ -135,7 +135,7 @@ impl SchedulingRequest {
         for victim in found {
             let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
             guarded += i64::from(is_guarded(&victim) && stays(&victim));
-            self.overheard.lock().named.push((uid, priority, name(&self.pod)));
+            self.task_notes.lock().named.push((uid, priority, name(&self.pod)));
             let path = format!("pods/default/{}", name(&victim));
             let target = json!({
                 "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
@@ -145,7 +145,7 @@ impl SchedulingRequest {
             let _ = self.api.patch_status(&path, &json!({ "status": { "conditions": [target] } }));
             let _ = self.api.delete(&path);
         }
-        self.overheard.lock().guarded.push((guarded, name(&self.pod)));
+        self.task_notes.lock().guarded.push((guarded, name(&self.pod)));
         let nominated = json!({ "status": { "nominatedNodeName": node } });
         if self.is_still_there() {
             let _ = self.api.patch_status(&format!("pods/default/{}", name(&self.pod)), &nominated);
@@ -162,7 +162,7 @@ impl SchedulingRequest {
         drop(is_asked);
         if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {
             let claim = BoundClaim { pod: name(&self.pod), uid: uid.to_owned(), node: node.to_owned() };
-            self.overheard.lock().claims.push(claim);
+            self.task_notes.lock().claims.push(claim);
         }
     }
 
@@ -179,18 +179,18 @@ impl SchedulingRequest {
         let answer = self.verbs.clone().oneshot(request).await.ok()?;
         let status = answer.status();
         let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
-        *self.overheard.lock().answers.entry(verb).or_default() += 1;
+        *self.task_notes.lock().answers.entry(verb).or_default() += 1;
         let text = String::from_utf8_lossy(&body);
         self.note(format!("{verb} of {} by {}: {} {text}", name(&self.pod), self.client, status.as_u16()));
         if status.is_server_error() && status != http::StatusCode::SERVICE_UNAVAILABLE {
             let failed = format!("{verb} of {} fails: {status} {text}", name(&self.pod));
-            self.overheard.lock().broken.push(failed);
+            self.task_notes.lock().broken.push(failed);
         }
         status.is_success().then(|| serde_json::from_slice(&body).ok())?
     }
 
     fn note(&self, what: String) {
-        self.overheard.lock().lines.push(format!("{} {what}", at(self.began)));
+        self.task_notes.lock().lines.push(format!("{} {what}", at(self.began)));
     }
 }
 

@@ -44,7 +44,7 @@ impl FaultyCluster {
     }
 
     /// Only what a proxy delayed lands so late.
-    pub(super) fn judge_landing(&mut self, what: &str) {
+    pub(super) fn check_landing(&mut self, what: &str) {
         self.tally.landed_late += 1;
         let what = format!("{what} landed while another leader acted");
         if self.has_proxy { self.say(what) } else { self.break_with(what) }

@@ -74,7 +74,7 @@ impl FaultyCluster {
             let names = message["victims"].as_array().into_iter().flatten().filter_map(Value::as_str);
             let names: Vec<String> = names.map(str::to_owned).collect();
             if is_late {
-                self.judge_landing(&format!("the reservation of {}", name(pod)));
+                self.check_landing(&format!("the reservation of {}", name(pod)));
                 self.note_late_reservation(shown.clone(), name(pod));
             }
             for victim in &names {
@@ -83,7 +83,7 @@ impl FaultyCluster {
                 self.victims.reserved.entry(victim.clone()).or_default().push(named_by);
             }
             if is_new {
-                self.judge_guarded(&names, &name(pod));
+                self.check_guarded(&names, &name(pod));
             }
         }
     }
@@ -124,7 +124,7 @@ impl FaultyCluster {
             return;
         }
         match why.as_str() {
-            "Preempted" | "GroupEvicted" if own < 0 => self.judge_preempted(pod, &uid),
+            "Preempted" | "GroupEvicted" if own < 0 => self.check_preempted(pod, &uid),
             // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
             "none" | "Cancelled" if own < 0 => {}
             "GroupIncomplete" | "none" if self.features.has_groups && is_of_group(pod) => {}
@@ -135,7 +135,7 @@ impl FaultyCluster {
 
     /// Of the reservations that name it one is of a pod of higher priority, and was known to its leader. A pod that has the
     /// reservation may be gone by the next look.
-    fn judge_preempted(&mut self, pod: &Value, uid: &str) {
+    fn check_preempted(&mut self, pod: &Value, uid: &str) {
         let own = priority(pod);
         let named_by = self.victims.reserved.get(uid).map_or(&[][..], Vec::as_slice);
         if named_by.is_empty() || named_by.iter().any(|one| one.priority > own && !one.is_late) {

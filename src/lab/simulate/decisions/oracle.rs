@@ -4,7 +4,7 @@
 //! Both directions are checked. What passes must fit; what fits must not be refused, wherever it is certain what the core knows.
 
 use super::gpu_views::GpuView;
-use super::record::{Kept, MOST_GPUS, Mask, Place, Record, Told, each};
+use super::record::{Kept, KnownState, MOST_GPUS, Mask, Place, Record, each};
 use super::tally::DecisionTally;
 use super::victims::{Evictions, Leftover};
 
@@ -199,12 +199,16 @@ impl Record {
 
     pub fn check_bind(&mut self, pod: u32, node: u8, seen: &SeenBind, tally: &mut DecisionTally) -> Checked {
         match (self.told(pod), seen) {
-            (Told::Bound(place, _), SeenBind::AlreadyBound) if place.node == node => Ok(()),
-            (Told::Bound(place, _), SeenBind::Conflict("bound-elsewhere")) if place.node != node => Ok(()),
-            (Told::Assumed(known), SeenBind::Write { place, is_new: false, .. }) if known == *place => Ok(()),
-            (Told::Assumed(place), SeenBind::Conflict("unsettled")) if place.node != node => Ok(()),
-            (Told::Nothing, SeenBind::Conflict("unknown-pod")) => Ok(()),
-            (Told::Waiting, SeenBind::Write { place, granted, hundredths, is_new: true })
+            (KnownState::Bound(place, _), SeenBind::AlreadyBound) if place.node == node => Ok(()),
+            (KnownState::Bound(place, _), SeenBind::Conflict("bound-elsewhere")) if place.node != node => {
+                Ok(())
+            }
+            (KnownState::Assumed(known), SeenBind::Write { place, is_new: false, .. }) if known == *place => {
+                Ok(())
+            }
+            (KnownState::Assumed(place), SeenBind::Conflict("unsettled")) if place.node != node => Ok(()),
+            (KnownState::Nothing, SeenBind::Conflict("unknown-pod")) => Ok(()),
+            (KnownState::Waiting, SeenBind::Write { place, granted, hundredths, is_new: true })
                 if place.node == node =>
             {
                 self.check_grant(pod, *place, *granted, *hundredths)?;
@@ -217,7 +221,7 @@ impl Record {
                     _ => self.check_place(pod, *place, &self.views_without(node, Some(pod)), &[]),
                 }
             }
-            (Told::Waiting, SeenBind::Conflict(code)) => {
+            (KnownState::Waiting, SeenBind::Conflict(code)) => {
                 if !self.is_certain(node) {
                     tally.uncertain += 1;
                     return Ok(());
@@ -268,7 +272,7 @@ impl Record {
 
     /// A place that the planner found.
     pub fn check_plan(&mut self, pod: u32, place: Place, evictions: &Evictions) -> Checked {
-        if self.told(pod) != Told::Waiting || self.kept(pod).is_some() {
+        if self.told(pod) != KnownState::Waiting || self.kept(pod).is_some() {
             return Err(format!("the planner places pod {pod}, which does not wait"));
         }
         self.check_evictions(pod, place.node, evictions, false)?;

@@ -41,7 +41,7 @@ pub struct Place {
 
 /// What the core knows of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum KnownState {
     Nothing,
     Waiting,
     /// A Binding was answered, and may be on its way.
@@ -70,7 +70,7 @@ pub struct OpenWrites {
 #[derive(Debug, Clone)]
 pub struct PodRecord {
     pub spec: PodSpec,
-    pub told: Told,
+    pub told: KnownState,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<u64>,
     pub kept: Option<Kept>,
@@ -159,7 +159,7 @@ impl PodSpec {
     }
 }
 
-impl Told {
+impl KnownState {
     pub fn place(&self) -> Option<Place> {
         match *self {
             Self::Nothing | Self::Waiting => None,
@@ -207,7 +207,7 @@ impl Record {
         &self.pods[pod as usize].spec
     }
 
-    pub fn told(&self, pod: u32) -> Told {
+    pub fn told(&self, pod: u32) -> KnownState {
         self.pods[pod as usize].told
     }
 
@@ -225,7 +225,7 @@ impl Record {
     /// The reservation that keeps GPUs for the pod now.
     pub fn kept(&self, pod: u32) -> Option<&Kept> {
         let entry = &self.pods[pod as usize];
-        entry.kept.as_ref().filter(|_| entry.told == Told::Waiting)
+        entry.kept.as_ref().filter(|_| entry.told == KnownState::Waiting)
     }
 
     /// Brings the record to a change of one pod.
@@ -248,15 +248,15 @@ impl Record {
         }
     }
 
-    pub fn set_told(&mut self, pod: u32, told: Told) {
+    pub fn set_told(&mut self, pod: u32, told: KnownState) {
         self.edit(pod, |entry| entry.told = told);
     }
 
     /// The pod is shown as waiting.
     pub fn note_waiting(&mut self, pod: u32) {
-        if self.told(pod) == Told::Nothing {
+        if self.told(pod) == KnownState::Nothing {
             self.known.push(pod);
-            self.set_told(pod, Told::Waiting);
+            self.set_told(pod, KnownState::Waiting);
         }
     }
 
@@ -264,21 +264,21 @@ impl Record {
     pub fn note_bound(&mut self, pod: u32, place: Place) {
         let now = self.now;
         match self.told(pod) {
-            Told::Nothing => self.known.push(pod),
-            Told::Bound(known, _) if known.node == place.node => return,
+            KnownState::Nothing => self.known.push(pod),
+            KnownState::Bound(known, _) if known.node == place.node => return,
             _ => {}
         }
         self.edit(pod, |entry| {
-            (entry.told, entry.kept) = (Told::Bound(place, now), None);
+            (entry.told, entry.kept) = (KnownState::Bound(place, now), None);
             entry.started = now;
         });
     }
 
     /// The Binding of an assumed pod was not written.
     pub fn note_unbound(&mut self, pod: u32) {
-        if let Told::Assumed(place) = self.told(pod) {
+        if let KnownState::Assumed(place) = self.told(pod) {
             self.edit(pod, |entry| {
-                (entry.told, entry.starting, entry.offered) = (Told::Waiting, None, Some(place.node));
+                (entry.told, entry.starting, entry.offered) = (KnownState::Waiting, None, Some(place.node));
             });
         }
     }
@@ -286,7 +286,7 @@ impl Record {
     /// The pod is gone.
     pub fn note_gone(&mut self, pod: u32) {
         let told = self.told(pod);
-        if told == Told::Nothing {
+        if told == KnownState::Nothing {
             return;
         }
         if let Some(Place { node, .. }) = told.place() {
@@ -296,7 +296,7 @@ impl Record {
             }
         }
         self.known.retain(|known| *known != pod);
-        self.edit(pod, |entry| (entry.told, entry.kept, entry.starting) = (Told::Nothing, None, None));
+        self.edit(pod, |entry| (entry.told, entry.kept, entry.starting) = (KnownState::Nothing, None, None));
     }
 
     pub fn touch_all(&mut self) {
@@ -345,7 +345,7 @@ impl Record {
         let attributed: u64 = seen.attributed.iter().map(|(_, bytes)| bytes).sum();
         let entry = &self.nodes[usize::from(node)];
         let growing = entry.here.iter().map(|pod| {
-            let Told::Bound(_, since) = self.told(*pod) else { return 0 };
+            let KnownState::Bound(_, since) = self.told(*pod) else { return 0 };
             if since > sampled || !self.is_charged_on(*pod, node, gpu) {
                 return 0;
             }

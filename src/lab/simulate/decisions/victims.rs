@@ -2,7 +2,7 @@
 
 use super::gpu_views::GpuView;
 use super::oracle::Checked;
-use super::record::{Age, MOST_GPUS, PodSpec, Record, Told, each};
+use super::record::{Age, KnownState, MOST_GPUS, PodSpec, Record, each};
 
 /// Pods that must have left before a pod can be placed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Record {
     pub fn may_be_evicted(&self, victim: u32, preemptor: u32) -> Result<(), &'static str> {
         let (entry, spec) = (&self.pods[victim as usize], self.spec(preemptor));
         let rules = self.rules.class(entry.spec.class);
-        let Told::Bound(_, since) = entry.told else { return Err("is not bound") };
+        let KnownState::Bound(_, since) = entry.told else { return Err("is not bound") };
         if entry.leaving.is_some() {
             return Err("leaves already");
         }
@@ -84,7 +84,8 @@ impl Record {
         }
         for awaited in awaited {
             let is_leaving = self.pods[*awaited as usize].leaving.is_some();
-            let has_ended = self.told(*awaited) == Told::Nothing && self.may_have_memory(node, *awaited);
+            let has_ended =
+                self.told(*awaited) == KnownState::Nothing && self.may_have_memory(node, *awaited);
             if !is_leaving && !has_ended {
                 return Err(format!("pod {pod} waits for pod {awaited} to leave, which stays"));
             }
@@ -127,7 +128,7 @@ impl Record {
                 let taken = evicted.iter().filter(|victim| counts(victim)).count() as u32;
                 let is_underway = |victim: &u32| {
                     covers(self.spec(*victim))
-                        && self.told(*victim) != Told::Nothing
+                        && self.told(*victim) != KnownState::Nothing
                         && self.pods[*victim as usize].leaving.is_none()
                 };
                 let mut others: Vec<u32> = self.spoken_for(pod).filter(is_underway).collect();

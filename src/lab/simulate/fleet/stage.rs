@@ -34,7 +34,7 @@ pub const START: Moment = Moment(1_000_000_000);
 
 /// What a scenario is told. `T` are its own timers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Happening<T> {
+pub enum ScenarioEvent<T> {
     Bound(PodUid),
     /// Its engine answers; how long that took is in [`StagePod`].
     Ready(PodUid),
@@ -77,7 +77,7 @@ pub struct StagePod {
 
 pub struct Stage<'s, T> {
     events: EventQueue<StageEvent<T>>,
-    happened: VecDeque<Happening<T>>,
+    happened: VecDeque<ScenarioEvent<T>>,
     pub machines: Machines,
     pods: BTreeMap<PodUid, StagePod>,
     /// How busy the engines of pods are, for the next reports.
@@ -204,7 +204,7 @@ impl<'s, T> Stage<'s, T> {
     }
 
     /// What happens next, up to `end`; `None` at the end.
-    pub fn next(&mut self, end: Moment) -> Option<Happening<T>> {
+    pub fn next(&mut self, end: Moment) -> Option<ScenarioEvent<T>> {
         loop {
             if let Some(happened) = self.happened.pop_front() {
                 return Some(happened);
@@ -221,7 +221,7 @@ impl<'s, T> Stage<'s, T> {
                 }
                 StageEvent::Ready(uid) => self.ready(&uid),
                 StageEvent::Gone(uid) => self.gone(&uid),
-                StageEvent::Timer(what) => return Some(Happening::Timer(what)),
+                StageEvent::Timer(what) => return Some(ScenarioEvent::Timer(what)),
                 StageEvent::Round => self.round(),
                 StageEvent::Reports => {
                     self.report_all();
@@ -356,7 +356,7 @@ impl<'s, T> Stage<'s, T> {
         if spec.image.is_some() {
             self.show_images(&node);
         }
-        self.happened.push_back(Happening::Bound(uid));
+        self.happened.push_back(ScenarioEvent::Bound(uid));
     }
 
     fn evict(&mut self, uid: &PodUid, preemptor: Option<&PodUid>) {
@@ -374,7 +374,7 @@ impl<'s, T> Stage<'s, T> {
         self.evictions += 1;
         self.events.at(now + grace, StageEvent::Gone(uid.clone()));
         self.show(uid);
-        self.happened.push_back(Happening::Leaving(uid.clone()));
+        self.happened.push_back(ScenarioEvent::Leaving(uid.clone()));
     }
 
     fn ready(&mut self, uid: &PodUid) {
@@ -386,12 +386,12 @@ impl<'s, T> Stage<'s, T> {
         self.send(Message::Start { uid: uid.clone(), progress: StartProgress::Ready });
         self.show(uid);
         node.iter().for_each(|node| self.note_change(node));
-        self.happened.push_back(Happening::Ready(uid.clone()));
+        self.happened.push_back(ScenarioEvent::Ready(uid.clone()));
     }
 
     fn gone(&mut self, uid: &PodUid) {
         if self.remove(uid) {
-            self.happened.push_back(Happening::Gone(uid.clone()));
+            self.happened.push_back(ScenarioEvent::Gone(uid.clone()));
         }
     }
 

@@ -4,7 +4,7 @@ use super::machines::{MachineSpec, Machines, Sleeper};
 use super::messages::{Envelope, Fate, Fates, Message};
 use super::pods::PodSpec;
 use super::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use super::stage::{Happening, START, Stage};
+use super::stage::{START, ScenarioEvent, Stage};
 use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::Policy;
@@ -42,7 +42,7 @@ fn play(stage: &mut Stage<'_, u32>, seed: u64) -> usize {
     (0..200).for_each(|n| stage.at(START + Millis::seconds(n * 15), 0));
     while let Some(happened) = stage.next(end) {
         match happened {
-            Happening::Timer(0) => {
+            ScenarioEvent::Timer(0) => {
                 let gib = 5 + dice.below(70) as u64;
                 let gpus = [1, 1, 1, 2, 4][dice.below(5)];
                 let spec = PodSpec {
@@ -53,7 +53,7 @@ fn play(stage: &mut Stage<'_, u32>, seed: u64) -> usize {
                 };
                 stage.submit(spec);
             }
-            Happening::Ready(uid) => {
+            ScenarioEvent::Ready(uid) => {
                 ready += 1;
                 // Most end soon after.
                 if dice.below(4) > 0 {
@@ -112,7 +112,7 @@ fn a_pod_of_higher_priority_gets_the_room_of_those_below_when_they_are_gone() {
         let mut urgent = None;
         while let Some(happened) = stage.next(START + Millis::seconds(1200)) {
             match happened {
-                Happening::Timer(_) => {
+                ScenarioEvent::Timer(_) => {
                     let spec = PodSpec {
                         priority: 1000,
                         exclusive: true,
@@ -121,9 +121,9 @@ fn a_pod_of_higher_priority_gets_the_room_of_those_below_when_they_are_gone() {
                     };
                     urgent = Some(stage.submit(spec));
                 }
-                Happening::Leaving(_) => order.push("leaving"),
-                Happening::Gone(_) => order.push("gone"),
-                Happening::Bound(uid) if Some(&uid) == urgent.as_ref() => order.push("bound"),
+                ScenarioEvent::Leaving(_) => order.push("leaving"),
+                ScenarioEvent::Gone(_) => order.push("gone"),
+                ScenarioEvent::Bound(uid) if Some(&uid) == urgent.as_ref() => order.push("bound"),
                 _ => {}
             }
         }

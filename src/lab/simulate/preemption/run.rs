@@ -7,7 +7,7 @@ use super::setup::{machines, pod};
 use super::tally::{Counter, GpuTime, PreemptionTally};
 use super::workload::{Job, JobRole, Workload};
 use crate::ids::PodUid;
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage, StagePod};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
 use crate::scheduling::policy::Policy;
 use crate::units::{Millis, Moment};
 use std::cell::RefCell;
@@ -71,13 +71,13 @@ impl<'w> PreemptionRun<'w> {
         let answers = self.scheduler.borrow_mut().take_answers();
         answers.into_iter().for_each(|(when, answer)| self.note_answer(when, answer));
         match happened {
-            Happening::Timer(JobEvent::Comes(job)) => self.come(job),
-            Happening::Timer(JobEvent::Saves(uid)) => self.save(&uid),
-            Happening::Timer(JobEvent::Ends(uid)) => self.end(&uid),
-            Happening::Bound(uid) => self.begin(&uid),
-            Happening::Ready(uid) => self.begin_work(&uid),
-            Happening::Leaving(uid) => self.evict(&uid),
-            Happening::Gone(uid) => self.come_back(&uid),
+            ScenarioEvent::Timer(JobEvent::Comes(job)) => self.come(job),
+            ScenarioEvent::Timer(JobEvent::Saves(uid)) => self.save(&uid),
+            ScenarioEvent::Timer(JobEvent::Ends(uid)) => self.end(&uid),
+            ScenarioEvent::Bound(uid) => self.begin(&uid),
+            ScenarioEvent::Ready(uid) => self.begin_work(&uid),
+            ScenarioEvent::Leaving(uid) => self.evict(&uid),
+            ScenarioEvent::Gone(uid) => self.come_back(&uid),
         }
         true
     }

@@ -1,4 +1,4 @@
-//! What claims and their volumes ask of a node, and what is not judged.
+//! What claims and their volumes ask of a node, and what is not supported.
 
 use crate::scheduling::kube_filters::requirements::{NodeFootprint, Requirements};
 use crate::scheduling::kube_filters::volumes::*;
@@ -47,7 +47,7 @@ fn unbound(filters: &mut ClusterFilters, class: StorageClass, selected_node: Opt
 
 const WAITS: StorageClass = StorageClass { waits: true, provisions: true, topologies: None };
 
-/// `+` accepts, `-` refuses because of a volume, and otherwise what is not judged; for east, west and bare.
+/// `+` accepts, `-` refuses because of a volume, and otherwise what is not supported; for east, west and bare.
 fn verdicts(filters: &ClusterFilters) -> [String; 3] {
     let wants =
         Requirements { namespace: "team".into(), claims: ["data".into()].into(), ..Requirements::default() };
@@ -85,7 +85,7 @@ fn an_unbound_claim_goes_where_its_class_provisions() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_named() {
+fn what_is_not_supported_is_named() {
     let mut filters = filters();
     assert_eq!(verdicts(&filters), ["volume-unknown"; 3], "the claim was not shown");
     claim(&mut filters, ClaimBinding::Bound { volume: "pv".into() });

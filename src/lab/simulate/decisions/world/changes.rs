@@ -4,7 +4,7 @@ use super::{Event, World};
 use crate::ids::LeaderEpoch;
 use crate::lab::simulate::decisions::core_under_test::{demand, place_of, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::record::{GIB, Kept, NodeRecord, PodSpec, Record, Told};
+use crate::lab::simulate::decisions::record::{GIB, Kept, KnownState, NodeRecord, PodSpec, Record};
 use crate::lab::simulate::decisions::rules::{APPS, CLASSES, NAMESPACES, SLACK};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, Requirements};
 use crate::scheduling::verbs::Cluster;
@@ -159,7 +159,7 @@ impl World<'_> {
         self.record = Record { nodes: hardware, known: Vec::new(), ..self.record.clone() };
         self.record.pods = pods;
         for entry in &mut self.record.pods {
-            (entry.told, entry.kept, entry.starting, entry.offered) = (Told::Nothing, None, None, None);
+            (entry.told, entry.kept, entry.starting, entry.offered) = (KnownState::Nothing, None, None, None);
             (entry.open, entry.leaving) = (Default::default(), None);
         }
         self.events.clear();
@@ -206,7 +206,7 @@ impl World<'_> {
         let victims: Vec<u32> = reservation.victims.iter().map(pod_number).collect();
         let place = place_of(&reservation);
         for victim in &victims {
-            if self.record.told(*victim) == Told::Nothing {
+            if self.record.told(*victim) == KnownState::Nothing {
                 self.record.note_missed(place.node, *victim);
             }
         }

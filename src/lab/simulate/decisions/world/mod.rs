@@ -16,7 +16,7 @@ use super::draws::Draws;
 use super::oracle::Checked;
 use super::planted::PlantedBug;
 use super::record::{
-    GIB, Hardware, MOST_GPUS, Mask, NodeRecord, Place, PodRecord, PodSpec, Record, Told, each,
+    GIB, Hardware, KnownState, MOST_GPUS, Mask, NodeRecord, Place, PodRecord, PodSpec, Record, each,
 };
 use super::rules::{HEADROOM, PolicyRules};
 use super::step::StepKind;
@@ -253,7 +253,7 @@ impl<'b> World<'b> {
         self.alive.push(pod);
         self.record.pods.push(PodRecord {
             spec,
-            told: Told::Nothing,
+            told: KnownState::Nothing,
             leaving: None,
             kept: None,
             started: 0,

@@ -4,7 +4,7 @@ use super::World;
 use crate::lab::simulate::decisions::core_under_test::{place_of, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{Place, Told};
+use crate::lab::simulate::decisions::record::{KnownState, Place};
 use crate::scheduling::ledger::WaitKind;
 use crate::scheduling::planning::{
     EvictionRight, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan_within,
@@ -121,7 +121,9 @@ impl World<'_> {
     fn check_wait(&mut self, pod: u32, why: WaitReason) -> Checked {
         let api = &self.api[pod as usize];
         let may_be_anywhere = api.is_gated || api.is_refused_everywhere;
-        if self.record.spec(pod).group.is_some() || !may_be_anywhere || self.record.told(pod) != Told::Waiting
+        if self.record.spec(pod).group.is_some()
+            || !may_be_anywhere
+            || self.record.told(pod) != KnownState::Waiting
         {
             return Ok(());
         }

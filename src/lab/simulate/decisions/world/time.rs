@@ -5,7 +5,7 @@ use crate::ids::GpuUuid;
 use crate::lab::simulate::decisions::core_under_test::{gpu_name, pod_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{Place, Told, each};
+use crate::lab::simulate::decisions::record::{KnownState, Place, each};
 use crate::lab::simulate::decisions::rules::START_GATE;
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::verbs::observe::{PodDeleted, PodObserved};
@@ -136,7 +136,7 @@ impl World<'_> {
                 ObservedPhase::Waiting(self.waiting(pod))
             }
         };
-        if let (Some(by), Told::Bound(..)) = (leaving, self.record.told(pod)) {
+        if let (Some(by), KnownState::Bound(..)) = (leaving, self.record.told(pod)) {
             let known = &mut self.record.pods[pod as usize].leaving;
             *known = Some(known.map_or(by, |known| known.min(by)));
         }
@@ -190,13 +190,13 @@ impl World<'_> {
         let is_engine = self.record.rules.class(self.record.spec(pod).class).engine;
         let known = self.record.pods[pod as usize].starting;
         let starting = match told {
-            Told::Bound(bound, since) if bound.node == place.node => {
+            KnownState::Bound(bound, since) if bound.node == place.node => {
                 // An engine that has started keeps others away for as long as its class says.
                 let opens = since + START_GATE;
                 let until = known.map(|until| until.min(opens)).filter(|_| opens > now);
                 if is_starting { known } else { until }
             }
-            Told::Assumed(assumed) if assumed.node == place.node => known,
+            KnownState::Assumed(assumed) if assumed.node == place.node => known,
             _ => (is_engine && is_starting).then_some(now + START_GATE),
         };
         self.record.note_bound(pod, place);

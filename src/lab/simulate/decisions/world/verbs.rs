@@ -7,7 +7,7 @@ use crate::lab::simulate::decisions::core_under_test::{
 };
 use crate::lab::simulate::decisions::oracle::{Checked, SeenBind};
 use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{Kept, Place, Told};
+use crate::lab::simulate::decisions::record::{Kept, KnownState, Place};
 use crate::lab::simulate::decisions::rules::START_GATE;
 use crate::lab::simulate::decisions::victims::Evictions;
 use crate::scheduling::evicting::VictimSet;
@@ -122,7 +122,7 @@ impl World<'_> {
         api.is_refused = seen.passed.is_empty();
         api.is_refused_everywhere = api.is_refused && asked.len() >= self.machines.len();
         let first = (seen.passed.len() == 1).then(|| seen.passed[0].node);
-        if self.record.told(pod) == Told::Waiting {
+        if self.record.told(pod) == KnownState::Waiting {
             self.record.pods[pod as usize].offered = first;
         }
         Ok(())
@@ -182,7 +182,7 @@ impl World<'_> {
         };
         if let SeenBind::Write { place, is_new: true, .. } = seen {
             let gate = self.record.rules.class(spec.class).engine.then_some(self.record.now + START_GATE);
-            self.record.edit(pod, |entry| (entry.told, entry.starting) = (Told::Assumed(place), gate));
+            self.record.edit(pod, |entry| (entry.told, entry.starting) = (KnownState::Assumed(place), gate));
         }
         let stage = BindingStage::Request { is_new: decision.is_new };
         self.write(pod, decision.placement, stage)
@@ -192,7 +192,7 @@ impl World<'_> {
     pub(super) fn preempt(&mut self) -> Checked {
         let is_such = |world: &Self, pod: u32| {
             let (api, told) = (&world.api[pod as usize], world.record.told(pod));
-            api.is_refused && api.bound.is_none() && !api.is_gated && told == Told::Waiting
+            api.is_refused && api.bound.is_none() && !api.is_gated && told == KnownState::Waiting
         };
         let Some(pod) = self.random_pod(is_such) else { return Ok(()) };
         let offered = self.offered_nodes(pod);
@@ -319,7 +319,7 @@ impl World<'_> {
     pub(super) fn evictions_of(&self, victims: &[PodUid]) -> Evictions {
         let leaves = |pod: u32| {
             let entry = &self.record.pods[pod as usize];
-            entry.leaving.is_some() || entry.told == Told::Nothing
+            entry.leaving.is_some() || entry.told == KnownState::Nothing
         };
         evictions(victims, leaves)
     }

@@ -4,7 +4,7 @@ use super::{Event, World};
 use crate::lab::simulate::decisions::core_under_test::{gpus_of, node_number};
 use crate::lab::simulate::decisions::oracle::Checked;
 use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{Place, Told};
+use crate::lab::simulate::decisions::record::{KnownState, Place};
 use crate::scheduling::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingFailed, BindingRead, BindingStage, BindingStep, PodRead,
     SettlingAsked,
@@ -178,7 +178,7 @@ impl World<'_> {
     /// The pod was told to be bound; one that the core does not know stays unknown. No other Binding of it can land.
     fn note_confirmed(&mut self, pod: u32, place: Place) {
         self.record.pods[pod as usize].open.may_land = None;
-        if self.record.told(pod) != Told::Nothing {
+        if self.record.told(pod) != KnownState::Nothing {
             self.record.note_bound(pod, place);
         }
     }
@@ -213,7 +213,7 @@ impl World<'_> {
             BindingStep::Write { .. } => self.write(pod, placement, BindingStage::Settling),
             BindingStep::Over => {
                 // What was written for another placement since may land still.
-                if !matches!(self.record.told(pod), Told::Assumed(_)) {
+                if !matches!(self.record.told(pod), KnownState::Assumed(_)) {
                     self.record.pods[pod as usize].open.may_land = None;
                 }
                 Ok(())
@@ -250,7 +250,7 @@ impl World<'_> {
             },
         };
         let place = Place { node: node_number(&placement.node), gpus: gpus_of(&placement.devices) };
-        let is_heard = stage != BindingStage::Settling || self.record.told(pod) == Told::Assumed(place);
+        let is_heard = stage != BindingStage::Settling || self.record.told(pod) == KnownState::Assumed(place);
         match &shown {
             PodRead::Gone if is_heard => {
                 self.record.pods[pod as usize].open.may_land = None;

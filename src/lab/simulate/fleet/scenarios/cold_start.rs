@@ -23,7 +23,7 @@ use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean,
 use crate::ids::PodUid;
 use crate::lab::simulate::fleet::machines::BrokenPromise;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use crate::lab::simulate::random::Random;
 use crate::units::{Bytes, Millis};
 use fleet::{by_popularity, drawn, limits, machines, pod};
@@ -147,7 +147,7 @@ fn drawn_fleets(variant: usize, seed: u64, pods: usize) -> (Vec<CountedStart>, V
         let least = stage.machines.shortest_start(&spec).unwrap_or_default();
         let uid = stage.submit(spec);
         while let Some(happened) = stage.next(START + Millis::seconds(1800)) {
-            if happened == Happening::Ready(uid.clone()) {
+            if happened == ScenarioEvent::Ready(uid.clone()) {
                 starts.push(CountedStart::of(&stage, &uid, least));
                 break;
             }
@@ -167,19 +167,19 @@ fn over_hours(variant: usize, seed: u64, hours: u64) -> (Vec<CountedStart>, Vec<
     while let Some(happened) = stage.next(START + Millis::seconds(hours * 3600)) {
         let now = stage.now();
         match happened {
-            Happening::Timer(Timer::Comes) => {
+            ScenarioEvent::Timer(Timer::Comes) => {
                 let spec = pod(by_popularity(&mut draws));
                 let least = stage.machines.shortest_start(&spec);
                 let uid = stage.submit(spec);
                 shortest.extend(least.map(|least| (uid, least)));
                 stage.at(now + gaps.gap(MEAN_GAP_MS), Timer::Comes);
             }
-            Happening::Ready(uid) => {
+            ScenarioEvent::Ready(uid) => {
                 starts.extend(shortest.remove(&uid).map(|least| CountedStart::of(&stage, &uid, least)));
                 stage.at(now + SERVES, Timer::Ends(uid));
             }
-            Happening::Timer(Timer::Ends(uid)) => end_asleep(&mut stage, &uid),
-            Happening::Bound(_) | Happening::Leaving(_) | Happening::Gone(_) => {}
+            ScenarioEvent::Timer(Timer::Ends(uid)) => end_asleep(&mut stage, &uid),
+            ScenarioEvent::Bound(_) | ScenarioEvent::Leaving(_) | ScenarioEvent::Gone(_) => {}
         }
     }
     (starts, stage.broken)

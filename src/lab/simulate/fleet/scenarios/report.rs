@@ -12,7 +12,7 @@ pub struct ScenarioReport {
     pub seeds: Vec<u64>,
     /// Stowage first.
     pub variants: Vec<VariantLine>,
-    pub targets: Vec<Judgment>,
+    pub targets: Vec<TargetResult>,
     /// Promises that any scheduler broke, over all runs: there must be none.
     pub broken: Vec<String>,
     pub notes: Vec<String>,
@@ -27,7 +27,7 @@ pub struct VariantLine {
 
 /// A target, and what came out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judgment {
+pub struct TargetResult {
     pub target: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
@@ -91,7 +91,7 @@ impl ScenarioReport {
             variant,
             figures: scenario.figures.iter().map(|figure| figure.name).zip(spreads.iter().copied()).collect(),
         };
-        let judge = |target: &super::Target| {
+        let result_of = |target: &super::Target| {
             let value = (target.value)(&means);
             let (at_least, at_most) = match target.bound {
                 Bound::AtLeast(least) => (Some(least), None),
@@ -99,7 +99,7 @@ impl ScenarioReport {
             };
             let limit = target.limit.map(|limit| limit(&means));
             let verdict = Verdict::of(target.bound, value, limit);
-            Judgment { target: target.name, at_least, at_most, value, limit, verdict }
+            TargetResult { target: target.name, at_least, at_most, value, limit, verdict }
         };
         let broken = runs.iter().flatten().flat_map(|played| &played.broken).map(ToString::to_string);
         let first = runs.first();
@@ -108,7 +108,7 @@ impl ScenarioReport {
             claim: scenario.claim,
             seeds: seeds.to_vec(),
             variants: scenario.variants.iter().zip(&spreads).map(line).collect(),
-            targets: scenario.targets.iter().map(judge).collect(),
+            targets: scenario.targets.iter().map(result_of).collect(),
             broken: broken.collect(),
             notes: first.into_iter().flatten().flat_map(|played| played.notes.clone()).collect(),
         }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_beyond_the_limit_is_judged_by_the_limit() {
+    fn a_target_beyond_the_limit_is_checked_by_the_limit() {
         let at_least = |value, limit| Verdict::of(Bound::AtLeast(10.0), value, limit);
         assert_eq!(at_least(10.0, None), Verdict::Met);
         assert_eq!(at_least(9.9, None), Verdict::Missed);

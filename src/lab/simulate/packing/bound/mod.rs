@@ -37,7 +37,7 @@ pub struct AllocationBound {
 
 /// A policy's run with each seed until it first rejected a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Beginning {
+pub struct UntilFirstRefusal {
     pub policy: PlayedPolicy,
     pub until: Vec<Until>,
 }
@@ -51,9 +51,9 @@ impl AllocationBound {
     pub fn of(
         setting: &PlayedTrace,
         arrivals: &[Arrivals],
-        beginnings: &[Beginning],
+        beginnings: &[UntilFirstRefusal],
     ) -> Result<Option<Self>, Unsolved> {
-        let placed = |beginning: &Beginning| placed(setting, arrivals, &beginning.until);
+        let placed = |beginning: &UntilFirstRefusal| placed(setting, arrivals, &beginning.until);
         // Of equals the one that was requested first.
         let longest = beginnings.iter().rev().max_by(|a, b| placed(a).total_cmp(&placed(b)));
         let Some(longest) = longest.filter(|_| !arrivals.is_empty()) else { return Ok(None) };

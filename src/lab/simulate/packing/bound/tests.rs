@@ -114,9 +114,13 @@ fn cpu_memory_and_models_bound_what_gpus_would_hold() {
     assert_eq!(of(PodKind { models: [false, true].into(), ..kind(0, 1, 1000) }), 0.0);
 }
 
-fn played(setting: &PlayedTrace, arrivals: &[Arrivals], policy: PlayedPolicy) -> (Beginning, Vec<Replay>) {
+fn played(
+    setting: &PlayedTrace,
+    arrivals: &[Arrivals],
+    policy: PlayedPolicy,
+) -> (UntilFirstRefusal, Vec<Replay>) {
     let typical = Typical::of(setting);
-    let mut beginning = Beginning { policy, until: Vec::new() };
+    let mut beginning = UntilFirstRefusal { policy, until: Vec::new() };
     let mut replays = Vec::new();
     for arrivals in arrivals {
         let placer = policy.placer(setting, &typical, arrivals, SimulatedEviction::Never, CpuRule::default());
@@ -155,7 +159,7 @@ fn no_policy_exceeds_the_bound_for_policies_with_the_same_beginning() {
 fn the_bound_begins_as_the_policy_that_rejected_no_pod_for_longest() {
     let setting = setting(&[(64_000, 10)], &[kind(0, 1, 1000)]);
     let arrivals = [Arrivals { seed: 0, pods: vec![0; 13], ranks: vec![0] }];
-    let beginning = |policy, placed| Beginning { policy, until: vec![vec![placed]] };
+    let beginning = |policy, placed| UntilFirstRefusal { policy, until: vec![vec![placed]] };
     let beginnings = [
         beginning(PlayedPolicy::Random, 7),
         beginning(PlayedPolicy::Fgd, 9),

@@ -49,7 +49,7 @@ impl Shipped<'_> {
     }
 
     fn rank_of(&self, node: &NodeName) -> usize {
-        self.names.binary_search(node).expect("a room is one of a node that is there")
+        self.names.binary_search(node).expect("a candidate node is in the cluster")
     }
 
     /// A node is searched only if it could be the cheapest.
@@ -60,11 +60,11 @@ impl Shipped<'_> {
         cost_bounds.retain(|cost_bound| kind.models[cluster.nodes()[self.rank_of(&cost_bound.node)].model]);
         let mut survey = self.ledger.survey(&preemptor, demand);
         let look = |node: &NodeName| {
-            let mut room = survey.candidate(node)?;
+            let mut candidate = survey.candidate(node)?;
             let rank = self.rank_of(node);
             let lack = lack(&cluster.nodes()[rank], kind);
-            room.shortfall.host_resources = self.cpu_only.evictable.lack_without(rank, lack);
-            evicting::seen(room, demand)
+            candidate.shortfall.host_resources = self.cpu_only.evictable.lack_without(rank, lack);
+            evicting::seen(candidate, demand)
         };
         evicting::cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), look)
     }

@@ -8,7 +8,7 @@ use crate::lab::simulate::fleet::machines::BrokenPromise;
 use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::scenarios::Curve;
 use crate::lab::simulate::fleet::schedulers::FleetScheduler;
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use crate::lab::simulate::random::Random;
 use crate::units::{Bytes, Millis, Moment};
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub fn played(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetSch
         let now = stage.now();
         day.count(&standing, now.since(since));
         since = now;
-        if let Happening::Timer(()) = happened {
+        if let ScenarioEvent::Timer(()) = happened {
             reconcile(&mut stage, App::Credit, credit(now, &busy), replica);
             reconcile(&mut stage, App::Chatbot, chatbot(now), replica);
             stage.at(now + MINUTE, ());

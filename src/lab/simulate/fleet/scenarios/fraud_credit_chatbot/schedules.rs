@@ -6,7 +6,7 @@ use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
 use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::schedulers::FleetScheduler;
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage, StagePod};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
 use crate::lab::simulate::random::Random;
 use crate::units::{Bytes, Millis, Moment};
 use std::collections::BTreeMap;
@@ -64,9 +64,9 @@ impl Schedules {
         while let Some(happened) = stage.next(START + LASTS.times(2)) {
             let now = stage.now();
             match happened {
-                Happening::Timer(Timer::Comes(spec)) => drop(stage.submit(spec)),
-                Happening::Timer(Timer::Ends(uid)) => stage.finish(&uid),
-                Happening::Bound(uid) => {
+                ScenarioEvent::Timer(Timer::Comes(spec)) => drop(stage.submit(spec)),
+                ScenarioEvent::Timer(Timer::Ends(uid)) => stage.finish(&uid),
+                ScenarioEvent::Bound(uid) => {
                     kept.remove(&uid);
                     self.foreign += company(&stage, &uid);
                     // Two in three end.
@@ -75,25 +75,25 @@ impl Schedules {
                         stage.at(now + after, Timer::Ends(uid));
                     }
                 }
-                Happening::Leaving(uid) => {
+                ScenarioEvent::Leaving(uid) => {
                     let of = stage.pod(&uid).and_then(|pod| pod.evicted_for.clone());
                     let set = of.map(|of| (now, of));
                     if set != last_set {
-                        self.judge(&stage, set.as_ref(), &kept);
+                        self.compare(&stage, set.as_ref(), &kept);
                         last_set = set.clone();
                     }
                     let on = stage.pod(&uid).and_then(|pod| pod.bound.as_ref());
                     let on = on.and_then(|bound| bound.devices.first());
                     kept.extend(set.zip(on).map(|((at, of), gpu)| (of, (gpu.clone(), at))));
                 }
-                Happening::Ready(_) | Happening::Gone(_) => {}
+                ScenarioEvent::Ready(_) | ScenarioEvent::Gone(_) => {}
             }
         }
         self.broken.append(&mut stage.broken);
     }
 
     /// The pods that leave since then for that pod, all at once.
-    fn judge(&mut self, stage: &Stage<'_, Timer>, set: Option<&(Moment, PodUid)>, kept: &KeptGpus) {
+    fn compare(&mut self, stage: &Stage<'_, Timer>, set: Option<&(Moment, PodUid)>, kept: &KeptGpus) {
         self.evictions += 1;
         let leaves = |uid: &PodUid| {
             let pod = stage.pod(uid)?;

@@ -7,7 +7,7 @@ use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::engines::LatencyHistogram;
 use crate::lab::simulate::fleet::replicas::devices;
 use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
 
@@ -64,25 +64,27 @@ impl<'m> Pool<'m> {
         while let Some(happened) = self.stage.next(begins + length) {
             let now = self.stage.now();
             match happened {
-                Happening::Timer(Timer::Step) => {
+                ScenarioEvent::Timer(Timer::Step) => {
                     self.step(now);
                     if fails(self, self.late()) {
                         return false;
                     }
                 }
-                Happening::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage),
-                Happening::Timer(Timer::Rollout(model)) => self.served[model].replicas.roll_out(),
-                Happening::Timer(Timer::Job(timer)) => drop(self.jobs.running.tell(timer, &mut self.stage)),
-                Happening::Bound(uid) if now >= begins => self.note_bound(&uid),
-                Happening::Ready(uid) => {
+                ScenarioEvent::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage),
+                ScenarioEvent::Timer(Timer::Rollout(model)) => self.served[model].replicas.roll_out(),
+                ScenarioEvent::Timer(Timer::Job(timer)) => {
+                    drop(self.jobs.running.tell(timer, &mut self.stage))
+                }
+                ScenarioEvent::Bound(uid) if now >= begins => self.note_bound(&uid),
+                ScenarioEvent::Ready(uid) => {
                     self.served.iter_mut().for_each(|served| served.replicas.replace(&uid, now));
                     self.jobs.begin(&uid, &mut self.stage);
                 }
-                Happening::Leaving(uid) => {
+                ScenarioEvent::Leaving(uid) => {
                     self.note_decided(&uid);
                     self.jobs.evict(&uid, now);
                 }
-                Happening::Bound(_) | Happening::Gone(_) => {}
+                ScenarioEvent::Bound(_) | ScenarioEvent::Gone(_) => {}
             }
             // They come once all models have a place.
             if now >= begins {

@@ -6,7 +6,7 @@ use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::replicas::{ReplicaSet, ReplicaTiming, Scaler, ServingDay, devices};
 use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
 use crate::lab::simulate::fleet::scenarios::{Curve, Played, quantile};
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use crate::units::{Bytes, Millis, Moment};
 
 const TIMING: ReplicaTiming = ReplicaTiming { ready_in: Millis::seconds(90), drain: DRAIN };
@@ -41,14 +41,14 @@ impl<S: Scaler> Pool<S> {
         while let Some(happened) = self.stage.next(end) {
             let now = self.stage.now();
             match happened {
-                Happening::Timer(Timer::Step) => self.step(now),
-                Happening::Timer(Timer::Job(timer)) => {
+                ScenarioEvent::Timer(Timer::Step) => self.step(now),
+                ScenarioEvent::Timer(Timer::Job(timer)) => {
                     self.jobs.running.tell(timer, &mut self.stage);
                 }
-                Happening::Bound(uid) if self.replicas.contains(&uid) => self.note_bound(&uid),
-                Happening::Ready(uid) => self.jobs.begin(&uid, &mut self.stage),
-                Happening::Leaving(uid) => self.jobs.evict(&uid, now),
-                Happening::Bound(_) | Happening::Gone(_) => {}
+                ScenarioEvent::Bound(uid) if self.replicas.contains(&uid) => self.note_bound(&uid),
+                ScenarioEvent::Ready(uid) => self.jobs.begin(&uid, &mut self.stage),
+                ScenarioEvent::Leaving(uid) => self.jobs.evict(&uid, now),
+                ScenarioEvent::Bound(_) | ScenarioEvent::Gone(_) => {}
             }
             self.jobs.fill(&mut self.stage);
         }

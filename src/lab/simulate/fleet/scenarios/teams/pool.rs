@@ -9,7 +9,7 @@ use super::{Team, Timer};
 use crate::ids::PodUid;
 use crate::lab::simulate::fleet::scenarios::Played;
 use crate::lab::simulate::fleet::scenarios::running_jobs::Job;
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use crate::scheduling::policy::Policy;
 use crate::units::{Millis, Moment};
 use std::collections::VecDeque;
@@ -72,37 +72,37 @@ impl Pool {
         self.played()
     }
 
-    fn tell(&mut self, happened: Happening<Timer>) {
+    fn tell(&mut self, happened: ScenarioEvent<Timer>) {
         let now = self.stage.now();
         match happened {
-            Happening::Timer(Timer::Minute) => self.minute(now),
-            Happening::Timer(Timer::Comes(place)) => {
+            ScenarioEvent::Timer(Timer::Minute) => self.minute(now),
+            ScenarioEvent::Timer(Timer::Comes(place)) => {
                 let arrival = self.demand.arrivals[place];
                 let queued = QueuedJob { job: arrival.job, came: Some(now) };
                 self.queues[arrival.team as usize].push_back(queued);
             }
-            Happening::Timer(Timer::Job(timer)) => {
+            ScenarioEvent::Timer(Timer::Job(timer)) => {
                 if let Some(uid) = self.sums.running.tell(timer, &mut self.stage) {
                     self.pods.all.remove(&uid);
                 }
             }
-            Happening::Timer(Timer::Waits(uid)) if self.sums.guarantees.waits(&uid) => {
+            ScenarioEvent::Timer(Timer::Waits(uid)) if self.sums.guarantees.waits(&uid) => {
                 let borrowing = self.pods.borrowing(&self.stage);
                 let obstacle = obstacle(&uid, &self.stage, &self.policy, &borrowing);
                 self.sums.guarantees.has_waited(&uid, LOOK, obstacle);
                 self.stage.at(now + LOOK, Timer::Waits(uid));
             }
-            Happening::Timer(Timer::Waits(_)) => {}
-            Happening::Bound(uid) => self.bound(&uid, now),
-            Happening::Ready(uid) => {
+            ScenarioEvent::Timer(Timer::Waits(_)) => {}
+            ScenarioEvent::Bound(uid) => self.bound(&uid, now),
+            ScenarioEvent::Ready(uid) => {
                 let Some(pod) = self.pods.all.get_mut(&uid) else { return };
                 pod.ready = Some(now);
                 if let Some(job) = pod.job {
                     self.sums.running.begin(&uid, job, &mut self.stage);
                 }
             }
-            Happening::Leaving(uid) => self.leaving(&uid, now),
-            Happening::Gone(uid) => drop(self.pods.all.remove(&uid)),
+            ScenarioEvent::Leaving(uid) => self.leaving(&uid, now),
+            ScenarioEvent::Gone(uid) => drop(self.pods.all.remove(&uid)),
         }
     }
 

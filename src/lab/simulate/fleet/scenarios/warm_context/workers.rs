@@ -7,7 +7,7 @@ use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::scenarios::shipped;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Bytes, Millis, Moment};
@@ -57,10 +57,10 @@ impl WorkerRun {
         while let Some(happened) = self.stage.next(end) {
             let now = self.stage.now();
             match happened {
-                Happening::Ready(uid) => self.note_ready(uid),
-                Happening::Leaving(uid) => self.end(&uid, now),
-                Happening::Timer(()) => self.change(now),
-                Happening::Bound(_) | Happening::Gone(_) => {}
+                ScenarioEvent::Ready(uid) => self.note_ready(uid),
+                ScenarioEvent::Leaving(uid) => self.end(&uid, now),
+                ScenarioEvent::Timer(()) => self.change(now),
+                ScenarioEvent::Bound(_) | ScenarioEvent::Gone(_) => {}
             }
         }
         // A drain ends for all.

@@ -1,4 +1,4 @@
-//! What the planner cannot judge of a pending pod: on such nodes it evicts no pod for it, and nominates none.
+//! What the planner does not support of a pending pod: on such nodes it evicts no pod for it, and nominates none.
 
 use super::ClusterAccess;
 use super::facts::Facts;
@@ -7,10 +7,10 @@ use crate::scheduling::ledger::PodPhase;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A rule that the planner cannot judge: on these nodes it evicts no pod for this one.
+/// A rule that the planner does not support: on these nodes it evicts no pod for this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UnjudgedPart {
+pub struct UnsupportedPart {
     /// A short name, as in docs/planner.md.
     pub rule: String,
     pub text: String,
@@ -18,7 +18,7 @@ pub struct UnjudgedPart {
 }
 
 /// By rule, in order of their names.
-pub fn unjudged(cluster: &mut impl ClusterAccess, facts: &Facts) -> Vec<UnjudgedPart> {
+pub fn unsupported(cluster: &mut impl ClusterAccess, facts: &Facts) -> Vec<UnsupportedPart> {
     if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
         return Vec::new();
     }
@@ -29,7 +29,7 @@ pub fn unjudged(cluster: &mut impl ClusterAccess, facts: &Facts) -> Vec<Unjudged
     let mut found = BTreeMap::new();
     for node in facts.snapshot.nodes() {
         if let FilterVerdict::Unsupported(rule) = query.verdict(&node.name, &AssumedNodeChange::default()) {
-            let new = || UnjudgedPart { rule: rule.code().into(), text: rule.to_string(), nodes: 0 };
+            let new = || UnsupportedPart { rule: rule.code().into(), text: rule.to_string(), nodes: 0 };
             found.entry(rule.code()).or_insert_with(new).nodes += 1;
         }
     }

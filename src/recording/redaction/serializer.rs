@@ -51,48 +51,48 @@ const IN_NAMESPACES: [(&str, &str); 3] =
 const TRAITS: &str = "PodTraits";
 
 /// A value whose names are replaced while it is serialized.
-pub struct Veiled<'a, T: ?Sized> {
+pub struct Redacted<'a, T: ?Sized> {
     value: &'a T,
     names: &'a dyn Names,
     place: Place,
 }
 
-impl<'a, T: ?Sized> Veiled<'a, T> {
+impl<'a, T: ?Sized> Redacted<'a, T> {
     pub fn new(value: &'a T, names: &'a dyn Names) -> Self {
         Self { value, names, place: Place::Name }
     }
 }
 
-impl<T: Serialize + ?Sized> Serialize for Veiled<'_, T> {
+impl<T: Serialize + ?Sized> Serialize for Redacted<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.value.serialize(Veil { inner: serializer, names: self.names, place: self.place })
+        self.value.serialize(RedactingSerializer { inner: serializer, names: self.names, place: self.place })
     }
 }
 
-struct Veil<'a, S> {
+struct RedactingSerializer<'a, S> {
     inner: S,
     names: &'a dyn Names,
     place: Place,
 }
 
 /// Elements, keys and values: each is what the whole is.
-struct VeiledParts<'a, C> {
+struct RedactingParts<'a, C> {
     inner: C,
     names: &'a dyn Names,
     place: Place,
 }
 
-struct VeiledFields<'a, C> {
+struct RedactingFields<'a, C> {
     inner: C,
     names: &'a dyn Names,
     place: Place,
     of: &'static str,
 }
 
-enum VeiledStruct<'a, S: Serializer> {
-    Plain(VeiledFields<'a, S::SerializeStruct>),
+enum RedactingStruct<'a, S: Serializer> {
+    Plain(RedactingFields<'a, S::SerializeStruct>),
     /// A pod's traits, which are looked at as a whole.
-    Traits(Veil<'a, S>, Map<String, Value>),
+    Traits(RedactingSerializer<'a, S>, Map<String, Value>),
 }
 
 impl Place {
@@ -114,16 +114,16 @@ impl Place {
     }
 }
 
-impl<'a, S> Veil<'a, S> {
-    fn veiled<'v, T: ?Sized>(&self, value: &'v T, place: Place) -> Veiled<'v, T>
+impl<'a, S> RedactingSerializer<'a, S> {
+    fn veiled<'v, T: ?Sized>(&self, value: &'v T, place: Place) -> Redacted<'v, T>
     where
         'a: 'v,
     {
-        Veiled { value, names: self.names, place }
+        Redacted { value, names: self.names, place }
     }
 
-    fn parts<C, E>(self, begin: impl FnOnce(S) -> Result<C, E>) -> Result<VeiledParts<'a, C>, E> {
-        Ok(VeiledParts { inner: begin(self.inner)?, names: self.names, place: self.place })
+    fn parts<C, E>(self, begin: impl FnOnce(S) -> Result<C, E>) -> Result<RedactingParts<'a, C>, E> {
+        Ok(RedactingParts { inner: begin(self.inner)?, names: self.names, place: self.place })
     }
 }
 
@@ -135,16 +135,16 @@ macro_rules! as_it_is {
     };
 }
 
-impl<'a, S: Serializer> Serializer for Veil<'a, S> {
+impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     type Ok = S::Ok;
     type Error = S::Error;
-    type SerializeSeq = VeiledParts<'a, S::SerializeSeq>;
-    type SerializeTuple = VeiledParts<'a, S::SerializeTuple>;
-    type SerializeTupleStruct = VeiledParts<'a, S::SerializeTupleStruct>;
-    type SerializeTupleVariant = VeiledParts<'a, S::SerializeTupleVariant>;
-    type SerializeMap = VeiledParts<'a, S::SerializeMap>;
-    type SerializeStruct = VeiledStruct<'a, S>;
-    type SerializeStructVariant = VeiledFields<'a, S::SerializeStructVariant>;
+    type SerializeSeq = RedactingParts<'a, S::SerializeSeq>;
+    type SerializeTuple = RedactingParts<'a, S::SerializeTuple>;
+    type SerializeTupleStruct = RedactingParts<'a, S::SerializeTupleStruct>;
+    type SerializeTupleVariant = RedactingParts<'a, S::SerializeTupleVariant>;
+    type SerializeMap = RedactingParts<'a, S::SerializeMap>;
+    type SerializeStruct = RedactingStruct<'a, S>;
+    type SerializeStructVariant = RedactingFields<'a, S::SerializeStructVariant>;
 
     as_it_is!(
         serialize_bool(value: bool),
@@ -238,11 +238,11 @@ impl<'a, S: Serializer> Serializer for Veil<'a, S> {
 
     fn serialize_struct(self, of: &'static str, length: usize) -> Result<Self::SerializeStruct, S::Error> {
         if of == TRAITS && self.place != Place::SeenPod {
-            return Ok(VeiledStruct::Traits(self, Map::new()));
+            return Ok(RedactingStruct::Traits(self, Map::new()));
         }
         let Self { inner, names, place } = self;
         let inner = inner.serialize_struct(of, length)?;
-        Ok(VeiledStruct::Plain(VeiledFields { inner, names, place, of }))
+        Ok(RedactingStruct::Plain(RedactingFields { inner, names, place, of }))
     }
 
     fn serialize_struct_variant(
@@ -254,7 +254,7 @@ impl<'a, S: Serializer> Serializer for Veil<'a, S> {
     ) -> Result<Self::SerializeStructVariant, S::Error> {
         let Self { inner, names, place } = self;
         let inner = inner.serialize_struct_variant(of, index, variant, length)?;
-        Ok(VeiledFields { inner, names, place, of })
+        Ok(RedactingFields { inner, names, place, of })
     }
 
     fn is_human_readable(&self) -> bool {
@@ -264,12 +264,12 @@ impl<'a, S: Serializer> Serializer for Veil<'a, S> {
 
 macro_rules! parts {
     ($($trait:ident: $($method:ident),+;)+) => {
-        $(impl<C: $trait> $trait for VeiledParts<'_, C> {
+        $(impl<C: $trait> $trait for RedactingParts<'_, C> {
             type Ok = C::Ok;
             type Error = C::Error;
 
             $(fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
-                self.inner.$method(&Veiled { value, names: self.names, place: self.place })
+                self.inner.$method(&Redacted { value, names: self.names, place: self.place })
             })+
 
             fn end(self) -> Result<C::Ok, C::Error> {
@@ -287,7 +287,7 @@ parts! {
     SerializeMap: serialize_key, serialize_value;
 }
 
-impl<C: SerializeStructVariant> SerializeStructVariant for VeiledFields<'_, C> {
+impl<C: SerializeStructVariant> SerializeStructVariant for RedactingFields<'_, C> {
     type Ok = C::Ok;
     type Error = C::Error;
 
@@ -297,7 +297,7 @@ impl<C: SerializeStructVariant> SerializeStructVariant for VeiledFields<'_, C> {
         value: &T,
     ) -> Result<(), C::Error> {
         let place = self.place.of_field(self.of, field);
-        self.inner.serialize_field(field, &Veiled { value, names: self.names, place })
+        self.inner.serialize_field(field, &Redacted { value, names: self.names, place })
     }
 
     fn end(self) -> Result<C::Ok, C::Error> {
@@ -305,7 +305,7 @@ impl<C: SerializeStructVariant> SerializeStructVariant for VeiledFields<'_, C> {
     }
 }
 
-impl<S: Serializer> SerializeStruct for VeiledStruct<'_, S> {
+impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
     type Ok = S::Ok;
     type Error = S::Error;
 
@@ -317,7 +317,7 @@ impl<S: Serializer> SerializeStruct for VeiledStruct<'_, S> {
         match self {
             Self::Plain(fields) => {
                 let place = fields.place.of_field(fields.of, field);
-                fields.inner.serialize_field(field, &Veiled { value, names: fields.names, place })
+                fields.inner.serialize_field(field, &Redacted { value, names: fields.names, place })
             }
             Self::Traits(_, fields) => {
                 let value = serde_json::to_value(value).map_err(S::Error::custom)?;
@@ -340,7 +340,7 @@ impl<S: Serializer> SerializeStruct for VeiledStruct<'_, S> {
             Self::Traits(veil, fields) => {
                 let traits: PodTraits =
                     serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
-                veil.names.pod(traits).serialize(Veil { place: Place::SeenPod, ..veil })
+                veil.names.pod(traits).serialize(RedactingSerializer { place: Place::SeenPod, ..veil })
             }
         }
     }
