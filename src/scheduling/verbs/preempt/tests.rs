@@ -125,6 +125,30 @@ fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
     }
 }
 
+/// kube-scheduler knows no groups: its victims may be a part of one.
+#[test]
+fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
+    for (allowed, leaves) in [(2, true), (1, false)] {
+        let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1)]);
+        member(&mut cluster, "one", "a", 30, None);
+        member(&mut cluster, "two", "a", 30, None);
+        let namespace = demand_of(1, 1, Sharing::Shared, 0).traits.namespace.to_string();
+        let (name, selector) = ("jobs".into(), Selector::EVERYTHING);
+        cluster.ledger.set_budget(DisruptionBudget { namespace, name, selector, allowed });
+        cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
+        let offered = OfferedNode { node: "a".into(), victims: vec!["one".into()], pdb_violations: 0 };
+        let decision = preempt(view_of(&mut cluster, "asks", vec![offered]));
+        let victims = match &decision {
+            PreemptDecision::Evict { victims, .. } => {
+                Some((victims.victims.clone(), victims.eviction_cost.victims))
+            }
+            _ => None,
+        };
+        let expected = leaves.then(|| (vec![uid("one"), uid("two")], 2));
+        assert_eq!(victims, expected, "{allowed} may leave: {decision:?}");
+    }
+}
+
 /// How many pods the decision looks at where each of the nodes that are offered has one job.
 fn looks_of(
     cluster: &mut LedgerCluster,
