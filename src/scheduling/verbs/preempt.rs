@@ -28,7 +28,7 @@ use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Grace period assumed for pods that request no VRAM; they are not in the ledger. Kubernetes' default.
@@ -121,7 +121,7 @@ pub struct LeftToPlanner(pub PodUid);
 enum VictimChoice {
     /// Whichever may be evicted, as few as are needed.
     Any,
-    /// All that kube-scheduler would evict. It knows what Stowage chooses no victims by: ports, other resources than CPU and
+    /// All that kube-scheduler would evict, and the rest of their groups. It knows what Stowage chooses no victims by: ports, other resources than CPU and
     /// memory, how many pods a node may have.
     KubeSchedulers,
 }
@@ -311,10 +311,15 @@ impl OfferedCandidates<'_> {
                 shortfall.host_resources =
                     HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
             }
-            // What all of them free: none stays.
+            // What all of them free: none stays. With one of a group, all of it leaves.
             VictimChoice::KubeSchedulers => {
                 let is_one = |victim: &PotentialVictim| residents.iter().any(|one| one.uid == victim.uid);
-                candidate.potential_victims.retain(is_one);
+                let own = candidate.potential_victims.iter().filter(|victim| is_one(victim));
+                let gangs: BTreeSet<u16> = own.filter_map(|victim| victim.gang).collect();
+                let leaves_with_one = |gang: u16| gangs.contains(&gang);
+                candidate
+                    .potential_victims
+                    .retain(|victim| is_one(victim) || victim.gang.is_some_and(leaves_with_one));
             }
         }
         candidate.shortfall = shortfall;
