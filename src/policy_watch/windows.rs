@@ -164,6 +164,18 @@ classes:
         assert_eq!((policy.mode, policy.open_windows().len()), (crate::scheduling::policy::Mode::Shadow, 1));
     }
 
+    #[test]
+    fn a_policy_that_waits_for_namespaces_still_waits_for_them_when_a_window_opens() {
+        at("2026-11-23T12:00:00+01:00");
+        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        let selects = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        assert!(matches!(take(&service, &sources(selects), &change), ReloadOutcome::Awaits));
+        at("2026-11-23T23:00:00+01:00");
+        step(&service, &change);
+        assert_eq!(standing(&service), (1, 1));
+        assert!(*service.namespaces_wanted().borrow(), "otherwise nothing shows them, and it waits for good");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_clock_that_jumps_to_and_fro_changes_the_policy_a_few_times_a_minute_at_most() {
         use std::sync::atomic::{AtomicI64, Ordering};

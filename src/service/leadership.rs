@@ -247,6 +247,30 @@ mod tests {
     }
 
     #[test]
+    fn no_reader_sees_the_lists_of_one_term_and_the_leadership_of_the_next() {
+        let leadership = leadership();
+        let (is_over, seen) = (AtomicBool::default(), AtomicU64::default());
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Acquire) {
+                        let is_open = leadership.is_open() || leadership.reason_not_leading().is_none();
+                        seen.fetch_add(u64::from(is_open), Ordering::AcqRel);
+                    }
+                });
+            }
+            for nonce in 0..20_000 {
+                leadership.set_tenure(Tenure::Standby);
+                leadership.set_synced_in(leadership.term());
+                // Its term begins with it, and nothing is listed in that.
+                leadership.set_tenure(leading(&leadership, &nonce.to_string(), 10));
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        assert_eq!(seen.into_inner(), 0);
+    }
+
+    #[test]
     fn leadership_ends_with_the_lease_and_not_with_the_next_read_of_it() {
         let leadership = leadership();
         leadership.set_tenure(leading(&leadership, "a", 10));

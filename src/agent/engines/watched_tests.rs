@@ -333,6 +333,21 @@ fn an_engine_is_probed_at_its_new_address() {
 }
 
 #[test]
+fn an_answer_from_the_old_address_says_nothing_of_the_new_one() {
+    let mut story = Story::declared();
+    let (old, asked) = (story.due().unwrap().probe_kind, story.now);
+    story.later(100);
+    let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);
+    story.watched.seek(sought(&moved, AddressOwner::Pod).unwrap(), story.now);
+    let ProbeKind::Metrics(at, _) = old.clone() else { panic!("it is declared") };
+    let page = Ok(EngineFigures { at, figures: read(PAGE.as_bytes(), None).unwrap() });
+    let late = ProbeResult { asked, page, health: Some(EngineHealth::Ready), properties: None };
+    story.watched.note(&old, late, &story.limits);
+    assert_eq!(story.state(), EngineState::Starting);
+    assert!(matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000));
+}
+
+#[test]
 fn an_engine_that_interrupts_its_own_requests_is_full_for_ten_seconds() {
     let mut story = Story::declared();
     let page = |preemptions: u64| format!("{PAGE}vllm:num_preemptions_total {preemptions}\n");

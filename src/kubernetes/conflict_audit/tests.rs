@@ -160,6 +160,22 @@ async fn evictions_keep_to_the_rates() {
 }
 
 #[tokio::test]
+async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    let mut policy = policy_with(ConflictRule::EvictUnstarted);
+    policy.preemption.evictions_per_minute.node = 0;
+    bench.audit.service.set_policy(policy);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.looks(200).await;
+    assert_eq!((bench.recorder.written(), bench.evictions("rate-limited")), (vec![], 1));
+    bench.audit.service.set_policy(policy_with(ConflictRule::EvictUnstarted));
+    bench.looks(2).await;
+    assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"], "as soon as the limit allows it");
+}
+
+#[tokio::test]
 async fn a_pod_that_has_ended_is_in_no_conflict() {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();

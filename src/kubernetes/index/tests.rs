@@ -287,6 +287,8 @@ fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
     bench.index.delete_node(&bench.service, &node("b", 4));
     assert_eq!(names(&bench), ["c:1"]);
     assert_eq!(bench.index.nodes().len(), 1);
+    let changed: Vec<String> = bench.index.take_changed_nodes().iter().map(ToString::to_string).collect();
+    assert_eq!(changed, ["c"], "those that are gone would add up on a replica that advertises nothing");
 }
 
 #[test]

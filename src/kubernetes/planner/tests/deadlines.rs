@@ -102,6 +102,17 @@ async fn a_reservation_that_ends_while_it_is_being_written_is_cleared_after_that
 }
 
 #[tokio::test]
+async fn a_reservation_whose_write_breaks_off_is_given_up() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    drop(answer);
+    assert_eq!(bench.tick().await, ["serving: end hold"], "whether it was written is not known");
+}
+
+#[tokio::test]
 async fn no_pod_is_evicted_for_the_preempt_verbs_reservation_before_the_api_server_shows_it() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));

@@ -1,6 +1,7 @@
 //! Pressure on an engine that lasts evicts its neighbors, one after the other.
 
 use super::*;
+use crate::scheduling::verbs::wait::EvictionsOrdered;
 
 /// A serving engine and two jobs on one GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
@@ -46,6 +47,33 @@ fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), none, "the engine itself stays");
+}
+
+#[test]
+fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
+    let mut policy = Policy::default();
+    policy.preemption.evictions_per_minute.node = 1;
+    let (mut cluster, mut watch) = (LedgerCluster::by(policy, &[("n", 2)]), PressureWatch::default());
+    cluster.bound("engine", "n", 0, shared(30, 100));
+    cluster.bound("small", "n", 0, job(10));
+    cluster.bound("elsewhere", "n", 1, job(10));
+    pressed(&mut cluster, 97, 0);
+    assert!(evicted(&cluster, &mut watch).is_empty());
+    cluster.pass(5);
+    cluster.apply(EvictionsOrdered(vec![uid("elsewhere")]));
+    let mut relieved = Vec::new();
+    for second in 6..=80 {
+        cluster.pass(1);
+        pressed(&mut cluster, 97, 0);
+        if let [first, ..] = &evicted(&cluster, &mut watch)[..] {
+            relieved.push((second, first.clone()));
+            break;
+        }
+    }
+    let allowed_again = 5 + 60;
+    let [(at, pod)] = &relieved[..] else { panic!("no relief") };
+    assert_eq!(pod, "small");
+    assert!((allowed_again..=allowed_again + 1).contains(at), "after {at} s");
 }
 
 #[test]
