@@ -47,21 +47,26 @@ impl Renewal {
     /// Checks the files again and again. Never ends.
     pub async fn run(mut self, metrics: EdgeMetrics) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.look(&metrics);
+            let (files, seen) = (self.files.clone(), self.seen);
+            let changed = move || {
+                let digest = files.digest();
+                (digest != seen).then(|| (digest, files.load()))
+            };
+            // A file system that hangs has a thread of its own: this one answers requests.
+            if let Ok(Some((digest, loaded))) = tokio::task::spawn_blocking(changed).await {
+                self.seen = digest;
+                self.put_into_use(loaded, &metrics);
+            }
         }
     }
 
-    /// Loads files that have changed and puts them into use if they are valid.
-    fn look(&mut self, metrics: &EdgeMetrics) {
-        let digest = self.files.digest();
-        if digest == self.seen {
-            return;
-        }
-        self.seen = digest;
+    /// Puts files that have changed into use if they are valid.
+    fn put_into_use(&self, loaded: Result<Tls, TlsError>, metrics: &EdgeMetrics) {
         let (address, flag) = (self.address, self.flag);
-        let (outcome, refused) = match self.files.load() {
+        let (outcome, refused) = match loaded {
             Ok(renewed) => {
                 self.tls.replace(&renewed);
                 info!(address, "{flag}: the renewed certificate is in force");

@@ -108,7 +108,7 @@ pub fn filter_unclear<'a>(
     let UnreadablePod { uid, key, error } = unclear;
     let policy = shadowing(extender, pod)?;
     // Its bind finds it in the ledger.
-    let demand = objects::worst_case(pod, &extender.service.cluster().policy().clone());
+    let demand = objects::worst_case(pod, &extender.service.policy());
     let waiting = ObservedWaiting::default();
     let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
     let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting, disruption };
@@ -234,7 +234,7 @@ fn record(
     if outcome.is_news() {
         info!(pod = %key, verb, outcome = outcome.code(), would, did, "shadow");
     }
-    let at = jiff::Timestamp::now();
+    let at = extender.service.clock.wall();
     extender.journal.keep(Record {
         at,
         pod: key.clone(),

@@ -122,7 +122,11 @@ impl Segments for Ring {
             kept += segment.bytes;
             let age = now.duration_since(segment.written).unwrap_or_default();
             if kept > self.limits.bytes || age > self.limits.age {
-                fs::remove_file(&segment.path)?;
+                match fs::remove_file(&segment.path) {
+                    // Someone else has removed it since.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    outcome => outcome?,
+                }
             }
         }
         Ok(())

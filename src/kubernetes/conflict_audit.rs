@@ -8,7 +8,7 @@
 use super::port::{
     ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
 };
-use super::retry::Backoff;
+use super::retry::{Backoff, RetryState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
 use crate::scheduling::policy::{ConflictRule, Mode};
@@ -50,7 +50,7 @@ pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
             }
             Some(done) = audit.evictions.join_next() => {
                 if let Ok((victim, outcome)) = done {
-                    audit.note(&victim, outcome, audit.service.now());
+                    audit.note(&victim, &outcome, audit.service.now());
                 }
             }
         }
@@ -62,15 +62,11 @@ struct ConflictAudit {
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
     unreported: VecDeque<Arc<GpuConflict>>,
-    /// Pods whose eviction was requested.
-    tries: BTreeMap<PodUid, EvictionRetry>,
+    /// Pods that are to be evicted.
+    tries: BTreeMap<PodUid, RetryState>,
+    /// Of these, the ones that a limit keeps for now.
+    limited: BTreeSet<PodUid>,
     evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct EvictionRetry {
-    not_before: Moment,
-    failures: u32,
 }
 
 /// The outcome of an eviction, or why there was none.
@@ -102,6 +98,7 @@ impl ConflictAudit {
             was_open: false,
             unreported: VecDeque::new(),
             tries: BTreeMap::new(),
+            limited: BTreeSet::new(),
             evictions: JoinSet::new(),
         }
     }
@@ -133,7 +130,7 @@ impl ConflictAudit {
             self.remedy(now);
         } else {
             self.unreported.clear();
-            self.tries.clear();
+            self.forget_evictions();
         }
         self.was_open = is_open;
     }
@@ -160,11 +157,12 @@ impl ConflictAudit {
     fn remedy(&mut self, now: Moment) {
         let policy = self.service.cluster().policy().clone();
         if policy.mode == Mode::Shadow || policy.conflicts != ConflictRule::EvictUnstarted {
-            return self.tries.clear();
+            return self.forget_evictions();
         }
         let victims = self.service.conflicts().victims(now);
         let still: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
         self.tries.retain(|uid, _| still.contains(uid));
+        self.limited.retain(|uid| still.contains(uid));
         for victim in
             victims.iter().filter(|victim| self.is_due(&victim.uid, now)).cloned().collect::<Vec<_>>()
         {
@@ -175,8 +173,13 @@ impl ConflictAudit {
         }
     }
 
+    fn forget_evictions(&mut self) {
+        self.tries.clear();
+        self.limited.clear();
+    }
+
     fn is_due(&self, uid: &PodUid, now: Moment) -> bool {
-        self.tries.get(uid).is_none_or(|one| one.not_before <= now)
+        self.tries.get(uid).is_none_or(|retry| retry.is_due(now))
     }
 
     /// It counts towards `evictionsPerMinute`: even if the audit itself were wrong, it could not empty a cluster.
@@ -189,11 +192,14 @@ impl ConflictAudit {
         }
         drop(ledger);
         if !may {
-            return self.note(&victim, AuditEvictionOutcome::RateLimited, now);
+            if self.limited.insert(victim.uid.clone()) {
+                self.announce(&victim, &AuditEvictionOutcome::RateLimited);
+            }
+            return;
         }
-        // No second eviction of this pod starts before the first is answered.
-        let failures = self.tries.get(&victim.uid).map_or(0, |one| one.failures);
-        self.tries.insert(victim.uid.clone(), EvictionRetry { not_before: now + PAUSES.longest, failures });
+        self.limited.remove(&victim.uid);
+        // No second eviction of this pod starts before the first is answered, or broke off long ago.
+        self.tries.entry(victim.uid.clone()).or_default().done(now + PAUSES.longest);
         let control_plane = self.control_plane.clone();
         self.evictions.spawn(async move {
             let outcome = evict(&*control_plane, &victim).await;
@@ -201,19 +207,25 @@ impl ConflictAudit {
         });
     }
 
-    fn note(&mut self, victim: &ConflictVictim, outcome: AuditEvictionOutcome, now: Moment) {
+    /// What follows from the answer to an eviction.
+    fn note(&mut self, victim: &ConflictVictim, outcome: &AuditEvictionOutcome, now: Moment) {
+        if *outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
+            self.service.cluster().apply(PodEvicted(victim.uid.clone()));
+        }
+        self.announce(victim, outcome);
+        // Also an evicted one: if it is still in conflict then, the watch has not shown that it leaves.
+        self.tries.entry(victim.uid.clone()).or_default().failed(now, PAUSES, Millis(0));
+    }
+
+    fn announce(&self, victim: &ConflictVictim, outcome: &AuditEvictionOutcome) {
         let evictions = &self.service.metrics.conflicts.evictions;
-        evictions.with_label_values(&[code(&outcome)]).inc();
-        let ConflictVictim { uid, key, gpu, stays, .. } = victim;
-        if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
-            self.service.cluster().apply(PodEvicted(uid.clone()));
+        evictions.with_label_values(&[code(outcome)]).inc();
+        let ConflictVictim { key, gpu, stays, .. } = victim;
+        if *outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
             tracing::warn!(pod = %key, %gpu, other = %stays, %outcome, "not evicted yet, although its GPU was allocated twice");
         }
-        let failures = self.tries.get(uid).map_or(0, |one| one.failures);
-        let not_before = now + PAUSES.after(failures);
-        self.tries.insert(uid.clone(), EvictionRetry { not_before, failures: failures.saturating_add(1) });
     }
 }
 

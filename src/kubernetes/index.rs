@@ -39,6 +39,7 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -72,7 +73,7 @@ pub struct ClusterIndex {
     listed_namespaces: NamespaceLabels,
     slices_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
-    foreign_pods: BTreeSet<PodUid>,
+    unwatched_pods: BTreeSet<PodUid>,
 }
 
 /// The pod that a name stands for.
@@ -191,14 +192,24 @@ impl ClusterIndex {
     /// Releases pending pods that no watch shows, now or at the last sweep. A request can bring a pod before the watch shows
     /// it, or after it was deleted; the latter would stay forever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
-    pub fn sweep(&mut self, service: &Service) {
+    pub fn sweep(index: &Mutex<Self>, service: &Service) {
         // A statement of its own, so that the lock is released with it.
         let ledger = service.cluster().scratch();
-        let foreign_pods = self.foreign_pods_in(&ledger);
-        for uid in foreign_pods.intersection(&self.foreign_pods) {
-            service.cluster().apply(PodReleased(uid.clone()));
+        // Goes through all pods, and a watch may be waiting for the index.
+        let waiting = waiting_pods_in(&ledger);
+        let mut index = index.lock();
+        let is_unwatched =
+            |key: &PodKey, uid: &PodUid| index.pods.get(key).is_none_or(|known| known.uid != *uid);
+        let unwatched_pods: BTreeSet<PodUid> =
+            waiting.into_iter().filter(|(key, uid)| is_unwatched(key, uid)).map(|(_, uid)| uid).collect();
+        for uid in unwatched_pods.intersection(&index.unwatched_pods) {
+            let mut cluster = service.cluster();
+            // It may have been bound since the copy.
+            if cluster.pod_state(uid).is_some_and(waits_without_reservation) {
+                cluster.apply(PodReleased(uid.clone()));
+            }
         }
-        self.foreign_pods = foreign_pods;
+        index.unwatched_pods = unwatched_pods;
     }
 
     /// Events for all current warnings, for a replica that has become leader.
@@ -345,22 +356,21 @@ impl ClusterIndex {
         }
     }
 
-    fn foreign_pods_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
-        let waits =
-            |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.reservation().is_none();
-        let unknown =
-            |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key).is_none_or(|known| known.uid != *uid);
-        ledger
-            .pods_in_no_order()
-            .filter(|(uid, entry)| waits(entry) && unknown(uid, entry))
-            .map(|(uid, _)| uid.clone())
-            .collect()
-    }
-
     fn remove_node(&mut self, service: &Service, name: &NodeName) {
         service.cluster().apply(NodeDeleted(name.clone()));
         self.nodes.remove(name);
+        self.changed_nodes.remove(name);
     }
+}
+
+/// Pods that wait without a reservation.
+fn waiting_pods_in(ledger: &Ledger) -> Vec<(PodKey, PodUid)> {
+    let waiting = ledger.pods_in_no_order().filter(|(_, pod_state)| waits_without_reservation(pod_state));
+    waiting.map(|(uid, pod_state)| (pod_state.key.clone(), uid.clone())).collect()
+}
+
+fn waits_without_reservation(pod_state: &PodState) -> bool {
+    matches!(pod_state.phase, PodPhase::Waiting(_)) && pod_state.reservation().is_none()
 }
 
 /// What the ledger makes of a pod's present state.

@@ -89,7 +89,7 @@ impl LedgerUpkeep {
         }
         self.was_open = is_open;
         if now >= self.next_sweep && self.service.leadership.is_synced() {
-            self.index.lock().sweep(&self.service);
+            ClusterIndex::sweep(&self.index, &self.service);
             self.next_sweep = now + SWEEP_EVERY;
         }
     }

@@ -95,8 +95,8 @@ impl Leadership {
         let _ = self.latest_landing.set(times.latest_landing());
     }
 
-    /// The ledger is discarded, and with it which Bindings it had sent and were not answered. This replica acts again when nothing of that can
-    /// land any more, as the successor of another leader does, and lists the cluster again then.
+    /// The ledger is discarded, and with it the record of the Bindings that were sent and not answered. This replica acts again
+    /// when none of them can take effect any more, as the successor of another leader does, and relists the cluster then.
     pub(super) fn succeed_itself(&self) {
         let mut held = self.tenure.lock();
         let landing = *self.latest_landing.get_or_init(|| WriteTimes::default().latest_landing());
@@ -185,7 +185,7 @@ impl Leadership {
 
     /// Whether requests are answered and writes are made.
     pub fn is_open(&self) -> bool {
-        self.is_synced() && self.is_leading()
+        self.acting_epoch().is_ok()
     }
 
     pub fn is_stopping(&self) -> bool {
@@ -194,13 +194,20 @@ impl Leadership {
 
     /// Why this replica does not act, as text for operators.
     pub fn reason_not_leading(&self) -> Option<&'static str> {
-        match (self.is_synced(), &*self.tenure.lock()) {
-            (_, Tenure::Succeeding { .. }) => {
-                Some("this replica is about to lead: it waits until no earlier write can take effect")
-            }
-            (true, tenure) if self.leading(tenure).is_some() => None,
-            (false, _) => Some("the watches have not synced yet"),
-            _ => Some("this replica does not lead: its kube-scheduler does not hold the Lease"),
+        self.acting_epoch().err()
+    }
+
+    /// The epoch as which this replica acts now, or why it does not act.
+    pub fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
+        // Locked before the lists are looked at: with its leadership a term begins in which nothing is listed yet.
+        let tenure = self.tenure.lock();
+        if matches!(*tenure, Tenure::Succeeding { .. }) {
+            return Err("this replica is about to lead: it waits until no earlier write can take effect");
+        }
+        match (self.is_synced(), self.leading(&tenure)) {
+            (true, Some(epoch)) => Ok(epoch.clone()),
+            (false, _) => Err("the watches have not synced yet"),
+            (true, None) => Err("this replica does not lead: its kube-scheduler does not hold the Lease"),
         }
     }
 }

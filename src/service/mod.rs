@@ -247,7 +247,10 @@ impl Service {
         }
         drop(cluster);
         drop(retired);
-        self.want_namespaces(reads_namespaces);
+        // It may not end the watch: another policy may be waiting for what it shows.
+        if reads_namespaces {
+            self.want_namespaces(true);
+        }
         if begins_to_move {
             self.moving.grow();
         }
@@ -504,6 +507,8 @@ mod tests {
         assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "serving"]);
         assert!(!service.forget_namespaces(), "it is in force");
         service.set_policy(Policy::default());
+        assert!(*service.namespaces_wanted().borrow(), "who reads policies knows whether another one waits");
+        service.want_namespaces(service.reads_namespaces());
         assert!(!*service.namespaces_wanted().borrow());
         assert!(service.forget_namespaces() && !service.set_policy(selecting()));
     }

@@ -113,7 +113,7 @@ impl RecordingTap {
     pub fn checkpoint(&self, copy: ClusterCopy) {
         let mut state = self.state.lock();
         if state.gap.is_none() && !self.send_clock(&mut state) {
-            self.drop_one(&mut state);
+            state.gap = Some(Gap::Dropped(0));
         }
         let (next, after) = (state.next, state.gap.unwrap_or(Gap::None));
         if self.queue.try_send(Tapped::Checkpoint { next, after, copy: Box::new(copy) }).is_ok() {

@@ -19,6 +19,8 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub struct WatchedEngine {
     sought: EngineQuery,
+    /// Since when it is looked for there.
+    since: Instant,
     /// Where its page was found.
     home: Option<MetricsAddress>,
     /// Index of the address that is tried next.
@@ -68,6 +70,7 @@ impl WatchedEngine {
     pub fn new(sought: EngineQuery, now: Instant) -> Self {
         Self {
             sought,
+            since: now,
             home: None,
             turn: 0,
             engine: None,
@@ -145,8 +148,11 @@ impl WatchedEngine {
         self.engine.or(self.sought.engine)
     }
 
-    /// Applies the result of a probe.
+    /// Applies the result of a probe; of one that began before the addresses changed, nothing.
     pub fn note(&mut self, probe_kind: &ProbeKind, answer: ProbeResult, limits: &EngineLimits) {
+        if answer.asked < self.since {
+            return;
+        }
         self.health = answer.health.or(self.health);
         if matches!(probe_kind, ProbeKind::Metrics(_, SecondProbe::Properties)) && answer.page.is_ok() {
             self.properties = CacheSizeProbe::Done;

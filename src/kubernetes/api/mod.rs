@@ -135,11 +135,7 @@ impl ApiControlPlane {
 
     /// The epoch of a write that begins now, or why none may begin: the Lease may have ended since the decision.
     fn open(&self) -> Result<LeaderEpoch, &'static str> {
-        let leadership = &self.service.leadership;
-        match leadership.reason_not_leading() {
-            Some(reason) => Err(reason),
-            None => leadership.epoch().ok_or("the Lease has just ended"),
-        }
+        self.service.leadership.acting_epoch()
     }
 
     fn count(&self, kind: &str, outcome: &str) {

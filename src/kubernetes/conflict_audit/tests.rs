@@ -70,7 +70,7 @@ impl AuditFixture {
             self.audit.tick(round, self.now);
             while let Some(done) = self.audit.evictions.join_next().await {
                 let (leaver, outcome) = done.unwrap();
-                self.audit.note(&leaver, outcome, self.now);
+                self.audit.note(&leaver, &outcome, self.now);
             }
         }
     }

@@ -264,11 +264,11 @@ fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
     bench.apply(&pod("watched", "1", 10));
     bench.apply_by_request(&pod("ghost", "2", 10));
     bench.apply_by_request(&pod("bound-meanwhile", "3", 10));
-    bench.index.sweep(&bench.service);
+    bench.sweep();
     assert!(bench.phase("2").is_some(), "the watch may be late");
     bench.assume("3");
     bench.apply_by_request(&pod("new", "4", 10));
-    bench.index.sweep(&bench.service);
+    bench.sweep();
     assert_eq!(bench.phase("2"), None);
     assert!(["1", "3", "4"].iter().all(|uid| bench.phase(uid).is_some()));
 }
@@ -428,6 +428,12 @@ impl IndexFixture {
         let asked = BindAsked::of(&cluster, &uid_of(uid), &NodeName::parse("a").unwrap()).unwrap();
         let answer = cluster.apply(asked);
         assert!(matches!(answer, Ok(BindAnswer::Write(BindDecision { is_new: true, .. }))), "{answer:?}");
+    }
+
+    fn sweep(&mut self) {
+        let index = Mutex::new(std::mem::take(&mut self.index));
+        ClusterIndex::sweep(&index, &self.service);
+        self.index = index.into_inner();
     }
 
     /// As the extender brings a pod in: past the index.

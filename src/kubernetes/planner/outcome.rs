@@ -13,20 +13,19 @@ use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
 impl Planner {
-    /// What follows from a write's answer. `None` if it broke off.
-    pub(super) fn note(&mut self, outcome: Option<WriteOutcome>, now: Moment) {
+    /// What follows from a write's answer.
+    pub(super) fn note(&mut self, outcome: WriteOutcome, now: Moment) {
         match outcome {
-            None => {}
-            Some(WriteOutcome::Status { key, uid, purpose, written }) => {
+            WriteOutcome::Status { key, uid, purpose, written } => {
                 self.note_written(&key, &uid, &purpose, written, now);
             }
-            Some(WriteOutcome::GateLifted { key, uid, written }) => {
+            WriteOutcome::GateLifted { key, uid, written } => {
                 self.note_lifted(&key, &uid, written, now);
             }
-            Some(WriteOutcome::Evicted { key, uid, task, outcome }) => {
+            WriteOutcome::Evicted { key, uid, task, outcome } => {
                 self.note_evicted(&task, &key, &uid, outcome, now);
             }
-            Some(WriteOutcome::Dropped(write)) => self.note_dropped(&write, now),
+            WriteOutcome::Dropped(write) => self.note_dropped(&write, now),
         }
     }
 

@@ -115,6 +115,27 @@ impl PlannerWrite {
         }
     }
 
+    /// What is known of a write whose task panicked: it may have been made.
+    pub fn broken_off(self) -> WriteOutcome {
+        let message =
+            || "the write broke off, which is a defect of Stowage's own: its log says where".to_owned();
+        match self {
+            Self::Status { key, uid, purpose, .. } => {
+                let written = Err(ControlPlaneError::Unknown(message()));
+                WriteOutcome::Status { key, uid, purpose, written }
+            }
+            Self::LiftGate { key, uid, .. } => {
+                WriteOutcome::GateLifted { key, uid, written: Err(ControlPlaneError::Unknown(message())) }
+            }
+            Self::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
+                key,
+                uid,
+                task,
+                outcome: EvictionOutcome::Unknown { message: message() },
+            },
+        }
+    }
+
     /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
     pub fn can_wait(&self) -> bool {
         matches!(

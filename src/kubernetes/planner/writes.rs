@@ -26,8 +26,8 @@ pub struct Writes {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
     under_way: JoinSet<Option<WriteOutcome>>,
-    /// The pods of the writes in progress.
-    about: FxHashMap<Id, PodUid>,
+    /// The writes in progress.
+    about: FxHashMap<Id, PlannerWrite>,
     /// The writes behind a pod's write in progress. They have not begun.
     next: BTreeMap<PodUid, VecDeque<PlannerWrite>>,
     places: Arc<Semaphore>,
@@ -69,19 +69,20 @@ impl Writes {
         self.next.contains_key(uid)
     }
 
-    /// The result of the next write that ends; `None` if it broke off. Never ends while none is in progress.
-    pub async fn next(&mut self) -> Option<WriteOutcome> {
-        let Some(done) = self.under_way.join_next_with_id().await else {
-            return std::future::pending().await;
-        };
-        let (id, outcome) = done.unwrap_or_else(|error| (error.id(), None));
-        if let Some(about) = self.about.remove(&id) {
-            match self.next.get_mut(&about).and_then(VecDeque::pop_front) {
-                Some(write) => self.begin(write),
-                None => drop(self.next.remove(&about)),
+    /// The result of the next write that ends. Never ends while none is in progress.
+    pub async fn next(&mut self) -> WriteOutcome {
+        loop {
+            let Some(done) = self.under_way.join_next_with_id().await else {
+                return std::future::pending().await;
+            };
+            let (id, outcome) = done.unwrap_or_else(|error| (error.id(), None));
+            let Some(write) = self.about.remove(&id) else { continue };
+            match self.next.get_mut(write.uid()).and_then(VecDeque::pop_front) {
+                Some(next) => self.begin(next),
+                None => drop(self.next.remove(write.uid())),
             }
+            return outcome.unwrap_or_else(|| write.broken_off());
         }
-        outcome
     }
 
     /// Drops all writes that have not begun.
@@ -95,7 +96,7 @@ impl Writes {
     }
 
     fn begin(&mut self, write: PlannerWrite) {
-        let about = write.uid().clone();
+        let about = write.clone();
         let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
         let (places, waiting) = (self.places.clone(), self.waiting.clone());
         let task = self.under_way.spawn(async move {
@@ -115,7 +116,7 @@ mod tests {
     use super::super::write::StatusPurpose;
     use super::*;
     use crate::ids::{NodeName, PodKey};
-    use crate::kubernetes::port::StatusChange;
+    use crate::kubernetes::port::{ControlPlaneError, StatusChange};
     use crate::kubernetes::testing::Recorder;
     use crate::scheduling::policy::Policy;
     use tokio::sync::oneshot;
@@ -198,7 +199,10 @@ mod tests {
         drop(stall(&recorder));
         writes.add(nominate("a", "n"));
         writes.add(nominate("a", "m"));
-        assert!(writes.next().await.is_none());
+        let outcome = writes.next().await;
+        let WriteOutcome::Status { written: Err(ControlPlaneError::Unknown(_)), .. } = outcome else {
+            panic!("it may have been written: {outcome:?}")
+        };
         assert!(writes.concern(&uid("a")));
         writes.next().await;
         assert!(!writes.concern(&uid("a")));

@@ -133,6 +133,8 @@ fn relieve(
         may_be_asked && candidate.budgets_known && budgets.iter().all(has_left)
     };
     let here = candidate.potential_victims.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
+    // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.
+    let here = here.filter(|resident| ledger.may_order(std::slice::from_ref(&resident.uid)));
     let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())
     })?;

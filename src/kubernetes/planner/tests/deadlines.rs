@@ -109,7 +109,7 @@ async fn a_reservation_whose_write_breaks_off_is_given_up() {
     let (answer, stalled) = oneshot::channel();
     *bench.recorder.stall.lock() = Some(stalled);
     drop(answer);
-    assert_eq!(bench.tick().await, ["serving: end hold"], "whether it was written is not known");
+    assert_eq!(bench.tick().await, ["serving: end hold, clear nomination"], "it may have been written");
 }
 
 #[tokio::test]
