@@ -165,8 +165,7 @@ fn understood(
 }
 
 fn answered(extender: &Extender, model: ModelId) -> Result<Response, DesiredReplicasError> {
-    let leadership = &extender.service.leadership;
-    if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
+    if let Some(reason) = extender.service.leadership.reason_not_synced() {
         return Err(DesiredReplicasError::NotSynced(reason));
     }
     let now = extender.service.now();

@@ -112,8 +112,7 @@ async fn explained(
     options: ShownNodes,
 ) -> Result<Explanation, ExplainError> {
     let service = extender.service.clone();
-    if let Some(reason) = service.leadership.reason_not_leading().filter(|_| !service.leadership.is_synced())
-    {
+    if let Some(reason) = service.leadership.reason_not_synced() {
         return Err(ExplainError::NotSynced(reason));
     }
     let named = key.clone();

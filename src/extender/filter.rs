@@ -20,15 +20,15 @@ use std::time::Instant;
 
 /// A pod whose request is invalid.
 #[derive(Debug)]
-pub struct UnreadablePod {
+pub struct InvalidPod {
     pub uid: PodUid,
     pub key: PodKey,
     pub error: RequestError,
 }
 
-impl UnreadablePod {
+impl InvalidPod {
     /// Records an Event on the pod.
-    pub fn tell(&self, extender: &Extender) {
+    pub fn record_event(&self, extender: &Extender) {
         let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
         extender.control_plane.record_event(PodEvent {
             key,
@@ -40,7 +40,7 @@ impl UnreadablePod {
 }
 
 /// The pod of a request. The outer error is a malformed request, the inner one a pod whose request is invalid.
-pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
+pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, InvalidPod>, BadRequest> {
     let (uid, key) = objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
         Ok(demand) => {
@@ -48,7 +48,7 @@ pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, Un
             Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption }))
         }
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
-        Err(error) => Ok(Err(UnreadablePod { uid, key, error })),
+        Err(error) => Ok(Err(InvalidPod { uid, key, error })),
     }
 }
 
@@ -63,9 +63,9 @@ pub fn filter<'a>(
     }
     let request = match read_pod(extender, &args.pod)? {
         Ok(request) => request,
-        Err(unclear) => {
-            let let_through = shadow::filter_unclear(extender, nodes, &args.pod, &unclear);
-            return Ok(let_through.unwrap_or_else(|| refuse_unclear(extender, nodes, &unclear)));
+        Err(invalid) => {
+            let let_through = shadow::filter_invalid(extender, nodes, &args.pod, &invalid);
+            return Ok(let_through.unwrap_or_else(|| refuse_invalid(extender, nodes, &invalid)));
         }
     };
     let step = extender.service.traces().step("decide");
@@ -126,14 +126,14 @@ fn enforce<'a>(
     answer(nodes, list.best.iter().map(|candidate| candidate.asked), std::iter::empty())
 }
 
-fn refuse_unclear<'a>(
+fn refuse_invalid<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
-    unclear: &UnreadablePod,
+    invalid: &InvalidPod,
 ) -> FilterResult<'a> {
-    unclear.tell(extender);
-    count_answer(extender, "refused", unclear.error.code());
-    let phrase = unclear.error.phrase();
+    invalid.record_event(extender);
+    count_answer(extender, "refused", invalid.error.code());
+    let phrase = invalid.error.phrase();
     answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, phrase)))
 }
 

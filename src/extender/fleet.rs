@@ -43,8 +43,7 @@ pub async fn answer(
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let leadership = &extender.service.leadership;
-    if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
+    if let Some(reason) = extender.service.leadership.reason_not_synced() {
         let text = format!("the ledger is not complete yet: {reason}\n");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }

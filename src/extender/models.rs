@@ -80,8 +80,7 @@ pub async fn answer(
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
-    let leadership = &extender.service.leadership;
-    if let Some(reason) = leadership.reason_not_leading().filter(|_| !leadership.is_synced()) {
+    if let Some(reason) = extender.service.leadership.reason_not_synced() {
         return ModelsError::NotSynced(reason).into_response();
     }
     let service = extender.service;

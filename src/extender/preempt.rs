@@ -35,11 +35,11 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     })?;
     let request = match read_pod(extender, &args.pod)? {
         Ok(request) => request,
-        Err(unclear) => {
-            let let_through = shadow::preempt_unclear(extender, &offered, &args.pod, &unclear);
+        Err(invalid) => {
+            let let_through = shadow::preempt_invalid(extender, &offered, &args.pod, &invalid);
             return Ok(let_through.unwrap_or_else(|| {
-                unclear.tell(extender);
-                count("none", unclear.error.code());
+                invalid.record_event(extender);
+                count("none", invalid.error.code());
                 PreemptionResult::default()
             }));
         }

@@ -6,7 +6,7 @@
 //! rejected.
 
 use super::Extender;
-use super::filter::{UnreadablePod, answer};
+use super::filter::{InvalidPod, answer};
 use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, PreemptionResult};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::objects;
@@ -99,13 +99,13 @@ pub fn filter<'a>(
 }
 
 /// The same for a pod with an invalid request; `None` if it is rejected in this mode too.
-pub fn filter_unclear<'a>(
+pub fn filter_invalid<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
     pod: &Pod,
-    unclear: &UnreadablePod,
+    invalid: &InvalidPod,
 ) -> Option<FilterResult<'a>> {
-    let UnreadablePod { uid, key, error } = unclear;
+    let InvalidPod { uid, key, error } = invalid;
     let policy = shadowing(extender, pod)?;
     // Its bind finds it in the ledger.
     let demand = objects::worst_case(pod, &extender.service.policy());
@@ -147,13 +147,13 @@ pub fn preempt(
 }
 
 /// The same for a pod with an invalid request; `None` if it gets no answer in this mode either.
-pub fn preempt_unclear(
+pub fn preempt_invalid(
     extender: &Extender,
     offered: &[OfferedNode],
     pod: &Pod,
-    unclear: &UnreadablePod,
+    invalid: &InvalidPod,
 ) -> Option<PreemptionResult> {
-    let UnreadablePod { uid, key, error } = unclear;
+    let InvalidPod { uid, key, error } = invalid;
     let subject = ShadowSubject { uid, key, verb: "preempt", policy: shadowing(extender, pod)? };
     let did = format!("{} as offered", plural(offered.len(), "candidate"));
     record(extender, subject, ShadowOutcome::WouldNotPreempt, error.to_string(), did);

@@ -4,6 +4,7 @@
 //! audience of its own for this, so that the tokens which users and Prometheus already have are accepted.
 
 use super::port::{AuthError, OperatorPage, PageAuthority};
+use super::request::within;
 use super::token_review::{LIMIT, unavailable};
 use crate::units::Millis;
 use futures::future::BoxFuture;
@@ -60,10 +61,7 @@ where
     K: Serialize + DeserializeOwned + Clone + std::fmt::Debug,
 {
     let params = PostParams::default();
-    match tokio::time::timeout(LIMIT, reviews.create(&params, question)).await {
-        Ok(answer) => answer.map_err(unavailable),
-        Err(_) => Err(unavailable(format_args!("the API server did not answer within {LIMIT:?}"))),
-    }
+    within(LIMIT, reviews.create(&params, question)).await.map_err(unavailable)
 }
 
 fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {

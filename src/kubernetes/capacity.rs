@@ -9,6 +9,7 @@
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
 use super::port::WriteTimes;
+use super::request::within;
 use super::retry::Backoff;
 use crate::ids::NodeName;
 use crate::scheduling::ledger::{Ledger, NodesAtOneTime};
@@ -261,10 +262,8 @@ async fn patch(
     }
     let patch = Patch::Merge(serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }));
     let params = PatchParams::default();
-    match tokio::time::timeout(limit, nodes.patch_status(name.as_str(), &params, &patch)).await {
-        Ok(answer) => answer.map(|_| ()).map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {limit:?}")),
-    }
+    let answer = within(limit, nodes.patch_status(name.as_str(), &params, &patch)).await;
+    answer.map(drop).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ pub mod observed;
 mod packing_learner;
 pub mod planner;
 pub mod port;
+mod request;
 mod retry;
 #[cfg(test)]
 pub(crate) mod testing;

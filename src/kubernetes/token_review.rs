@@ -3,6 +3,7 @@
 //! Nothing is cached here, and nothing about reports is known: the caller decides how often to ask.
 
 use super::port::{AgentAuthority, AgentIdentity, AuthError};
+use super::request::within;
 use crate::ids::NodeName;
 use crate::units::Millis;
 use futures::future::BoxFuture;
@@ -51,13 +52,8 @@ impl TokenReviews {
             ..TokenReview::default()
         };
         let (reviews, params) = (Api::<TokenReview>::all(self.client.clone()), PostParams::default());
-        match tokio::time::timeout(LIMIT, reviews.create(&params, &question)).await {
-            Ok(Ok(answer)) => {
-                answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))
-            }
-            Ok(Err(error)) => Err(unavailable(error)),
-            Err(_) => Err(unavailable(format_args!("the API server did not answer within {LIMIT:?}"))),
-        }
+        let answer = within(LIMIT, reviews.create(&params, &question)).await.map_err(unavailable)?;
+        answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))
     }
 }
 

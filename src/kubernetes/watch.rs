@@ -127,9 +127,9 @@ enum WatchEnd {
     /// It resumes where it was, after a pause of its own.
     Retry,
     /// What it showed is not reliable any more: it starts again, after a pause.
-    ListAnew,
+    RelistAfterPause,
     /// It starts again at once: this replica becomes leader, or its ledger is not reliable any more.
-    Leads,
+    RelistNow,
     /// The API server does not have the resource.
     NotServed,
     Ended,
@@ -151,10 +151,10 @@ where
         (taking.expect_list)(&mut feed.index.lock(), term);
         let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
         match after {
-            WatchEnd::Leads => {
+            WatchEnd::RelistNow => {
                 tracing::info!(what, "relisting: the earlier list is no longer valid")
             }
-            WatchEnd::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
+            WatchEnd::RelistAfterPause => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
             WatchEnd::Retry | WatchEnd::NotServed | WatchEnd::Ended => return,
         }
     }
@@ -174,7 +174,7 @@ where
     loop {
         tokio::select! {
             biased;
-            () = terms.changed() => return WatchEnd::Leads,
+            () = terms.changed() => return WatchEnd::RelistNow,
             event = events.next() => match event {
                 Some(Ok(event)) => {
                     // The beginning of a list is told before it is asked for.
@@ -340,7 +340,7 @@ where
 /// the watcher; a refused watch would continue as if it had shown everything meanwhile.
 fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
     let is_list = matches!(error, watcher::Error::InitialListFailed(_));
-    refusal_code(error).map(|_| if is_list { WatchEnd::Retry } else { WatchEnd::ListAnew })
+    refusal_code(error).map(|_| if is_list { WatchEnd::Retry } else { WatchEnd::RelistAfterPause })
 }
 
 /// With which status the API server refuses to show the resource, if that is the failure.
@@ -550,7 +550,7 @@ mod tests {
     fn a_watch_that_is_refused_lists_anew() {
         assert!(matches!(
             after_refusal(&watcher::Error::WatchStartFailed(refusal(403))),
-            Some(WatchEnd::ListAnew)
+            Some(WatchEnd::RelistAfterPause)
         ));
         let gone = Status::failure("too old", "Expired").with_code(410).boxed();
         assert!(after_refusal(&watcher::Error::WatchError(gone)).is_none());

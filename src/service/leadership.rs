@@ -197,6 +197,11 @@ impl Leadership {
         self.acting_epoch().err()
     }
 
+    /// Why the ledger is not complete: until then no page describes the cluster.
+    pub fn reason_not_synced(&self) -> Option<&'static str> {
+        self.reason_not_leading().filter(|_| !self.is_synced())
+    }
+
     /// The epoch as which this replica acts now, or why it does not act.
     pub fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
         // Locked before the lists are looked at: with its leadership a term begins in which nothing is listed yet.

@@ -94,7 +94,7 @@ impl Board {
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
-                place.is_before(report)?;
+                place.check_order(report)?;
                 let origin = (place.boot_id == report.boot_id).then_some(&mut place.origin);
                 place.origin = apply(PreviousReport { findings: &place.findings, origin })?;
                 place.advance(report, text, received);
@@ -181,7 +181,7 @@ impl BoardEntry {
         (self.text.clone(), self.received)
     }
 
-    fn is_before(&self, report: &NodeReport) -> Result<(), ReportError> {
+    fn check_order(&self, report: &NodeReport) -> Result<(), ReportError> {
         let (sequence, known) = (report.sequence, self.sequence);
         match self.boot_id == report.boot_id {
             true if sequence <= known => Err(ReportError::Old { sequence, known }),

@@ -162,7 +162,7 @@ impl ServedConnection {
         let _ = stream.set_nodelay(true);
         let ended = match self.secured(stream).await {
             Ok(Some(stream)) => {
-                self.place.peer.is_connected();
+                self.place.peer.note_connected();
                 self.http(stream).await
             }
             Ok(None) => None,

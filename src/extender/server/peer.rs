@@ -152,7 +152,7 @@ impl Peer {
     }
 
     /// The handshake, if there was one, is done.
-    pub fn is_connected(&self) {
+    pub fn note_connected(&self) {
         self.enter(PeerStage::Silent);
     }
 

@@ -167,7 +167,7 @@ impl ControlPlane for ApiControlPlane {
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
         Box::pin(async move {
             let outcome = self.post_binding(order).await;
-            self.count("bind", code(&outcome));
+            self.count("bind", outcome.code());
             outcome
         })
     }
@@ -234,15 +234,6 @@ async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T
 
 fn post() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() }
-}
-
-fn code(outcome: &BindOutcome) -> &'static str {
-    match outcome {
-        BindOutcome::Written => "written",
-        BindOutcome::Conflict => "conflict",
-        BindOutcome::Refused { .. } => "refused",
-        BindOutcome::Unknown { .. } => "unknown",
-    }
 }
 
 fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {

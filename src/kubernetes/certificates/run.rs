@@ -8,6 +8,7 @@ use super::keys::{CaCertificate, ServingCertificate};
 use super::plan::{Look, SecretChange, Step, serving, step};
 use super::stored::{SecretState, read_bundle, write_bundle};
 use super::{CertificateOptions, ObjectName};
+use crate::kubernetes::request::{ApiRequestError, within};
 use crate::service::Service;
 use crate::units::{Moment, plural};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -18,7 +19,7 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 /// A request that takes longer is given up: the next read shows what became of it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a write the objects are read again at once, but for this.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
 
@@ -68,17 +69,9 @@ struct CertificateKeeper {
 
 type ObjectVersions = [Option<String>; 2];
 
-#[derive(Debug, thiserror::Error)]
-enum CertificateError {
-    #[error("no answer within {PATIENCE:?}")]
-    TooLate,
-    #[error(transparent)]
-    Refused(#[from] Box<kube::Error>),
-}
-
 impl CertificateKeeper {
     /// Reads both objects, serves, and does what is due; `true` if something was, so that more may be.
-    async fn look(&mut self) -> Result<bool, CertificateError> {
+    async fn look(&mut self) -> Result<bool, ApiRequestError> {
         let asked = self.service.now();
         let (secret, config_map) = self.read().await?;
         if std::mem::take(&mut self.out_of_reach) {
@@ -113,10 +106,11 @@ impl CertificateKeeper {
         }
     }
 
-    async fn read(&self) -> Result<(Option<Secret>, Option<ConfigMap>), CertificateError> {
+    async fn read(&self) -> Result<(Option<Secret>, Option<ConfigMap>), ApiRequestError> {
         // The ConfigMap second: what it shows is not older than what the Secret says of it.
-        let secret = limited(self.secrets.get_opt(&self.options.secret.name)).await?;
-        let config_map = limited(self.config_maps.get_opt(&self.options.config_map.name)).await?;
+        let secret = within(REQUEST_TIMEOUT, self.secrets.get_opt(&self.options.secret.name)).await?;
+        let config_map =
+            within(REQUEST_TIMEOUT, self.config_maps.get_opt(&self.options.config_map.name)).await?;
         Ok((secret, config_map))
     }
 
@@ -141,7 +135,7 @@ impl CertificateKeeper {
         state: &SecretState,
         published: &[CaCertificate],
         change: SecretChange,
-    ) -> Result<bool, CertificateError> {
+    ) -> Result<bool, ApiRequestError> {
         let now = self.service.clock.to_wall(self.service.now());
         let changed = match changed(state, published, change, now, &self.options.settings) {
             Ok(changed) => changed.write(secret),
@@ -152,7 +146,8 @@ impl CertificateKeeper {
         };
         // With the resourceVersion that was read: of two replicas one is refused.
         let name = &self.options.secret.name;
-        let written = limited(self.secrets.replace(name, &PostParams::default(), &changed)).await;
+        let written =
+            within(REQUEST_TIMEOUT, self.secrets.replace(name, &PostParams::default(), &changed)).await;
         if self.counted(written, "Secret", &self.options.secret)? {
             self.announce(change);
         }
@@ -163,9 +158,10 @@ impl CertificateKeeper {
         &self,
         config_map: ConfigMap,
         bundle: &[&CaCertificate],
-    ) -> Result<bool, CertificateError> {
+    ) -> Result<bool, ApiRequestError> {
         let (name, changed) = (&self.options.config_map.name, write_bundle(config_map, bundle));
-        let written = limited(self.config_maps.replace(name, &PostParams::default(), &changed)).await;
+        let written =
+            within(REQUEST_TIMEOUT, self.config_maps.replace(name, &PostParams::default(), &changed)).await;
         if self.counted(written, "ConfigMap", &self.options.config_map)? {
             info!(config_map = %self.options.config_map, "{} {} published for agents", plural(bundle.len(), "CA"), if bundle.len() == 1 { "is" } else { "are" });
         }
@@ -175,12 +171,12 @@ impl CertificateKeeper {
     /// Whether it was written; another replica's write in between is none of this one's.
     fn counted<T>(
         &self,
-        written: Result<T, CertificateError>,
+        written: Result<T, ApiRequestError>,
         kind: &str,
         name: &ObjectName,
-    ) -> Result<bool, CertificateError> {
-        let conflicts = |error: &CertificateError| {
-            matches!(error, CertificateError::Refused(error)
+    ) -> Result<bool, ApiRequestError> {
+        let conflicts = |error: &ApiRequestError| {
+            matches!(error, ApiRequestError::Failed(error)
                 if matches!(&**error, kube::Error::Api(status) if status.code == 409))
         };
         let outcome = match &written {
@@ -223,7 +219,7 @@ impl CertificateKeeper {
     }
 
     /// Once, until the objects are within reach again.
-    fn complain(&mut self, error: &CertificateError) {
+    fn complain(&mut self, error: &ApiRequestError) {
         if !std::mem::replace(&mut self.out_of_reach, true) {
             let CertificateOptions { secret, config_map, .. } = &self.options;
             warn!(
@@ -362,12 +358,5 @@ impl ServedCertificate {
         if !std::mem::take(&mut self.said).is_empty() {
             info!(secret = %self.secret, "the certificate's Secret is good again");
         }
-    }
-}
-
-async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, CertificateError> {
-    match tokio::time::timeout(PATIENCE, request).await {
-        Ok(answer) => answer.map_err(|error| CertificateError::Refused(Box::new(error))),
-        Err(_) => Err(CertificateError::TooLate),
     }
 }

@@ -13,6 +13,7 @@ mod tenure;
 mod tests;
 
 use super::port::WriteTimes;
+use super::request::{ApiRequestError, within};
 use crate::service::{Service, Tenure};
 use crate::units::{Millis, Moment};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -21,7 +22,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use own_lease::{LeaseCandidate, LeaseStep};
 use parking_lot::Mutex;
-use scheduler_lease::Neighbor;
+use scheduler_lease::SchedulerLease;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,13 +136,13 @@ pub async fn run(
             shutdown.run_until_cancelled(lead_alone(&service, &succession, from)).await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
-            let neighbor = Mutex::new(Neighbor::new(hostname, succession));
-            let tenure = |now| neighbor.lock().tenure(now);
+            let scheduler_lease = Mutex::new(SchedulerLease::new(hostname, succession));
+            let tenure = |now| scheduler_lease.lock().tenure(now);
             tokio::select! {
                 // In this order, so that a simulation is reproducible.
                 biased;
-                () = look(&client, &service, &lease, &neighbor) => {}
-                () = classify(&service, tenure) => {}
+                () = look(&client, &service, &lease, &scheduler_lease) => {}
+                () = keep_current(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
         }
@@ -152,7 +153,7 @@ pub async fn run(
             tokio::select! {
                 biased;
                 () = campaign(&client, &service, &lease, &candidate) => {}
-                () = classify(&service, tenure) => {}
+                () = keep_current(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
             set_tenure(&service, Tenure::Standby);
@@ -180,7 +181,7 @@ pub(super) fn nonce() -> String {
 }
 
 /// Sets leadership to the present state again and again: a hanging request must not extend it.
-async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
+async fn keep_current(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
     loop {
         set_tenure(service, tenure(service.now()));
         tokio::time::sleep(CHECK_EVERY).await;
@@ -205,17 +206,17 @@ fn set_tenure(service: &Service, tenure: Tenure) {
 }
 
 /// Reads kube-scheduler's Lease. A plain read, not a watch: the delay of a watch is unknown.
-async fn look(client: &Client, service: &Service, name: &LeaseName, neighbor: &Mutex<Neighbor>) {
+async fn look(client: &Client, service: &Service, name: &LeaseName, scheduler_lease: &Mutex<SchedulerLease>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let mut complaint = LeaseLog::default();
+    let mut log = LeaseLog::default();
     loop {
         let asked = service.now();
-        let looked = limited(leases.get_opt(&name.name)).await;
-        complaint.about(name, &looked);
+        let looked = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await;
+        log.about(name, &looked);
         if let Ok(lease) = looked {
             let reading = lease.as_ref().map(LeaseReading::of);
             note_holder(service, reading.as_ref());
-            neighbor.lock().see(reading, asked, service.now());
+            scheduler_lease.lock().see(reading, asked, service.now());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -228,10 +229,10 @@ fn note_holder(service: &Service, reading: Option<&LeaseReading>) {
 /// Takes the Lease when it is free, and keeps it.
 async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let mut complaint = LeaseLog::default();
+    let mut log = LeaseLog::default();
     loop {
         let attempted = attempt(&leases, service, name, candidate).await;
-        complaint.about(name, &attempted);
+        log.about(name, &attempted);
         if attempted.is_err() {
             count(service, "failed");
         }
@@ -244,8 +245,8 @@ async fn attempt(
     service: &Service,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
-) -> Result<(), LeaseError> {
-    let found = limited(leases.get_opt(&name.name)).await?;
+) -> Result<(), ApiRequestError> {
+    let found = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await?;
     note_holder(service, found.as_ref().map(LeaseReading::of).as_ref());
     let sent = service.now();
     let step = candidate.lock().step(found.as_ref(), sent, service.clock.wall());
@@ -254,11 +255,12 @@ async fn attempt(
         (LeaseStep::Wait, _) => return Ok(()),
         (LeaseStep::Create(spec) | LeaseStep::Replace(spec), None) => {
             let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
-            limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
+            within(REQUEST_TIMEOUT, leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
         }
         (LeaseStep::Create(spec) | LeaseStep::Replace(spec), Some(found)) => {
             // With the resourceVersion that was read: of two candidates one is rejected.
-            limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?
+            within(REQUEST_TIMEOUT, leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found }))
+                .await?
         }
     };
     note_holder(service, Some(&LeaseReading::of(&written)));
@@ -270,11 +272,11 @@ async fn attempt(
 /// Gives up the Lease, so that another replica need not wait until it expires.
 async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let Ok(Some(found)) = limited(leases.get_opt(&name.name)).await else { return };
+    let Ok(Some(found)) = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await else { return };
     let given_up = candidate.lock().resign(&found.spec.clone().unwrap_or_default());
     let Some(spec) = given_up else { return };
     let release = Lease { spec: Some(spec), ..found };
-    match limited(leases.replace(&name.name, &PostParams::default(), &release)).await {
+    match within(REQUEST_TIMEOUT, leases.replace(&name.name, &PostParams::default(), &release)).await {
         Ok(_) => count(service, "released"),
         Err(error) => {
             tracing::warn!(lease = %name.name, %error, "could not release the Lease; it expires by itself")
@@ -289,7 +291,7 @@ struct LeaseLog {
 }
 
 impl LeaseLog {
-    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, LeaseError>) {
+    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, ApiRequestError>) {
         match tried {
             Err(error) if !self.made => {
                 tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
@@ -298,21 +300,6 @@ impl LeaseLog {
             _ => {}
         }
         self.made = tried.is_err();
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum LeaseError {
-    #[error("no answer within {REQUEST_TIMEOUT:?}")]
-    TooLate,
-    #[error(transparent)]
-    Refused(#[from] Box<kube::Error>),
-}
-
-async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {
-    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(|error| LeaseError::Refused(Box::new(error))),
-        Err(_) => Err(LeaseError::TooLate),
     }
 }
 

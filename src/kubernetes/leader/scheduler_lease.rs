@@ -13,7 +13,7 @@ use crate::service::Tenure;
 use crate::units::Moment;
 
 #[derive(Debug)]
-pub struct Neighbor {
+pub struct SchedulerLease {
     /// The prefix of its identity `<hostname>_<uuid>`; the containers of a pod share the hostname.
     hostname: String,
     succession: Succession,
@@ -24,7 +24,7 @@ pub struct Neighbor {
     term: Option<(LeaseTerm, Moment)>,
 }
 
-impl Neighbor {
+impl SchedulerLease {
     pub fn new(hostname: String, succession: Succession) -> Self {
         Self { hostname, succession, last: None, until: None, term: None }
     }
@@ -88,21 +88,21 @@ mod tests {
         held_in(1, holder, renewed)
     }
 
-    fn neighbor() -> Neighbor {
-        Neighbor::new("stowage-0".into(), Succession::new(LANDING, "nonce"))
+    fn neighbor() -> SchedulerLease {
+        SchedulerLease::new("stowage-0".into(), Succession::new(LANDING, "nonce"))
     }
 
     /// A read that is answered in the second in which it is sent.
-    fn look(lease: &mut Neighbor, reading: Option<LeaseReading>, second: u64) {
+    fn look(lease: &mut SchedulerLease, reading: Option<LeaseReading>, second: u64) {
         lease.see(reading, at(second), at(second));
     }
 
-    fn leads(lease: &Neighbor, second: u64) -> bool {
+    fn leads(lease: &SchedulerLease, second: u64) -> bool {
         matches!(lease.tenure(at(second)), Tenure::Leading { .. })
     }
 
     /// It has held the Lease for so long that nothing of an earlier term can land any more.
-    fn established() -> Neighbor {
+    fn established() -> SchedulerLease {
         let mut lease = neighbor();
         (0..20).for_each(|second| look(&mut lease, held_by("stowage-0_1b2c", second as i64 / 2), second));
         lease
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn b4_a_new_term_is_acted_in_once_nothing_of_the_one_before_can_land_any_more() {
-        let mut lease = Neighbor::new("node_a".into(), Succession::new(LANDING, "nonce"));
+        let mut lease = SchedulerLease::new("node_a".into(), Succession::new(LANDING, "nonce"));
         look(&mut lease, held_in(1, "node_b_77", 100), 0);
         // A hostname may contain the separator. The read was sent at 1 s and answered at 3 s: the predecessor may have renewed
         // until then, may have relied on that for ten seconds, and what it sent last may take four more.

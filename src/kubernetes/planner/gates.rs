@@ -46,7 +46,9 @@ impl Planner {
             Ok(()) | Err(ControlPlaneError::Gone) => {}
             Err(error) => {
                 warn!(pod = %key, %error, "could not lift the gate of a nominated pod");
-                self.progress_of.get_mut(uid).into_iter().for_each(|progress| progress.tell_soon(now));
+                if let Some(progress) = self.progress_of.get_mut(uid) {
+                    progress.nominate_soon(now);
+                }
             }
         }
     }

@@ -33,7 +33,9 @@ impl Planner {
     fn note_dropped(&mut self, write: &PlannerWrite, now: Moment) {
         match write {
             PlannerWrite::Status { uid, purpose: StatusPurpose::Nominate { .. }, .. } => {
-                self.progress_of.get_mut(uid).into_iter().for_each(|progress| progress.is_writing = false);
+                if let Some(progress) = self.progress_of.get_mut(uid) {
+                    progress.is_writing = false;
+                }
             }
             PlannerWrite::Status { uid, purpose: StatusPurpose::AnswerWake(answer), .. } => {
                 self.note_unanswered(uid, answer);
@@ -50,7 +52,9 @@ impl Planner {
                     EvictionTask::Overuse => None,
                 };
                 // It may begin again at once.
-                attempt.into_iter().for_each(|attempt| attempt.done(now));
+                if let Some(attempt) = attempt {
+                    attempt.done(now);
+                }
             }
             PlannerWrite::Status { .. } | PlannerWrite::LiftGate { .. } => {}
         }
@@ -74,7 +78,7 @@ impl Planner {
             StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
             StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
             StatusPurpose::Nominate { is_gated, .. } => {
-                return self.note_told(key, uid, written, *is_gated, now);
+                return self.note_nominated(key, uid, written, *is_gated, now);
             }
             StatusPurpose::ShowReservation => return self.note_shown(key, uid, written, now),
             // As long as the pod shows it, the end is written again.
@@ -193,17 +197,17 @@ impl Planner {
         }
     }
 
-    fn note_told(
+    fn note_nominated(
         &mut self,
         key: &PodKey,
         uid: &PodUid,
-        told: Result<(), ControlPlaneError>,
+        written: Result<(), ControlPlaneError>,
         is_gated: bool,
         now: Moment,
     ) {
         let Some(progress) = self.progress_of.get_mut(uid) else { return };
-        progress.note_told(now, told.is_ok(), is_gated);
-        match told {
+        progress.note_nominated(now, written.is_ok(), is_gated);
+        match written {
             // The watch may have been faster than the answer.
             Ok(()) => self.lift_gate(uid, now),
             // The watch shows it, too.

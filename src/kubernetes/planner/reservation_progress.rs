@@ -42,12 +42,12 @@ pub struct ReservationProgress {
     pub is_written: bool,
     /// A write for the pod itself is in progress.
     pub is_writing: bool,
-    told: u32,
+    nominations: u32,
     /// Since when its nomination is written and its gate is still to be lifted.
     pub nominated_since: Option<Moment>,
     /// The node to which it was nominated behind the gate.
     placed_on: Option<NodeName>,
-    tell_again: Moment,
+    nominate_again_at: Moment,
     /// Its deadline was extended for the bind. Only once: a pod that has to be nominated again and again is not wanted there.
     is_extended: bool,
     /// The API server has shown the nomination.
@@ -64,10 +64,10 @@ impl ReservationProgress {
             by: EvictionRight::Preemption,
             is_written: false,
             is_writing: false,
-            told: 0,
+            nominations: 0,
             nominated_since: None,
             placed_on: None,
-            tell_again: since,
+            nominate_again_at: since,
             is_extended: false,
             was_shown: false,
             evictions: BTreeMap::new(),
@@ -86,30 +86,30 @@ impl ReservationProgress {
 
     /// The result of nominating the pod. A written nomination shows in the watch, later if the API server is busy; writing it
     /// again would keep it busier.
-    pub fn note_told(&mut self, now: Moment, is_ok: bool, is_gated: bool) {
+    pub fn note_nominated(&mut self, now: Moment, is_ok: bool, is_gated: bool) {
         self.is_writing = false;
         self.nominated_since = (is_ok && is_gated).then_some(now);
         self.was_shown = false;
-        self.tell_again = now + if is_ok { SHOWS_WITHIN } else { PAUSES.first };
-        self.told += u32::from(is_ok);
+        self.nominate_again_at = now + if is_ok { SHOWS_WITHIN } else { PAUSES.first };
+        self.nominations += u32::from(is_ok);
     }
 
     /// The gate could not be lifted: the pod is nominated again, and its gate lifted after that.
-    pub fn tell_soon(&mut self, now: Moment) {
-        self.tell_again = now + PAUSES.first;
+    pub fn nominate_soon(&mut self, now: Moment) {
+        self.nominate_again_at = now + PAUSES.first;
     }
 
     /// The nomination has been seen: if it is missing later, another component has cleared it.
     fn note_shown(&mut self, now: Moment) {
-        if !self.was_shown && self.told > 0 {
+        if !self.was_shown && self.nominations > 0 {
             self.was_shown = true;
-            self.tell_again = now + PAUSES.after(self.told);
+            self.nominate_again_at = now + PAUSES.after(self.nominations);
         }
     }
 
     /// The node on which the planner placed the pod before kube-scheduler saw it, if the pod was nominated.
     pub fn placed_on(self) -> Option<NodeName> {
-        self.placed_on.filter(|_| self.told > 0)
+        self.placed_on.filter(|_| self.nominations > 0)
     }
 
     /// Whether the planner made the reservation itself.
@@ -119,7 +119,7 @@ impl ReservationProgress {
 
     /// Whether it has been nominated.
     pub fn waits_to_be_bound(&self) -> bool {
-        self.told > 0
+        self.nominations > 0
     }
 
     fn may_evict(&mut self, victim: &RemainingVictim, is_shown: bool, now: Moment) -> bool {
@@ -128,13 +128,13 @@ impl ReservationProgress {
     }
 
     /// Whether the pod must be nominated (again) to the node of its reservation.
-    fn must_tell(&self, reservation_status: &ReservationStatus, now: Moment) -> bool {
+    fn must_nominate(&self, reservation_status: &ReservationStatus, now: Moment) -> bool {
         let is_nominated =
             reservation_status.nominated.as_ref() == Some(&reservation_status.reservation.node);
-        let is_wanted = self.told == 0
+        let is_wanted = self.nominations == 0
             || reservation_status.gate == SchedulingGate::Planned
-            || (!is_nominated && self.told < NOMINATIONS);
-        is_wanted && !self.is_writing && self.tell_again <= now
+            || (!is_nominated && self.nominations < NOMINATIONS);
+        is_wanted && !self.is_writing && self.nominate_again_at <= now
     }
 }
 
@@ -195,7 +195,7 @@ impl Planner {
         {
             progress.note_shown(now);
         }
-        let tells = reservation_status.is_free && progress.must_tell(reservation_status, now);
+        let nominates = reservation_status.is_free && progress.must_nominate(reservation_status, now);
         // The node may have been cordoned or tainted since the reservation was made, or since the last attempt.
         if let Some(reason) =
             (!due.is_empty()).then(|| self.refusal(reservation_status, kube_filters)).flatten()
@@ -203,15 +203,12 @@ impl Planner {
             let text = format!("the node would refuse the pod by now: {reason}");
             return self.call_off(reservation_status, &text, now);
         }
-        for victim in &due {
-            self.progress_of
-                .get_mut(&reservation_status.uid)
-                .into_iter()
-                .for_each(|progress| progress.attempt(&victim.uid).begin());
+        if let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) {
+            due.iter().for_each(|victim| progress.attempt(&victim.uid).begin());
         }
         due.into_iter().for_each(|victim| self.evict(reservation_status, victim));
-        if tells {
-            self.tell(reservation_status, now);
+        if nominates {
+            self.nominate(reservation_status, now);
         }
     }
 
@@ -254,7 +251,7 @@ impl Planner {
 
     /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate is
     /// lifted after it.
-    pub(super) fn tell(&mut self, reservation_status: &ReservationStatus, now: Moment) {
+    pub(super) fn nominate(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
         progress.is_writing = true;
@@ -306,14 +303,14 @@ impl Planner {
         drop(ledger);
         let progress = self.progress_of.remove(&reservation_status.uid);
         let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
-        let told = |victim: &&RemainingVictim| {
+        let was_asked_to_leave = |victim: &&RemainingVictim| {
             let attempt = progress.as_ref().and_then(|progress| progress.evictions.get(&victim.uid));
             !victim.is_leaving && attempt.is_some_and(RetryState::was_begun)
         };
         reservation_status
             .remaining
             .iter()
-            .filter(told)
+            .filter(was_asked_to_leave)
             .for_each(|victim| self.clear_eviction_condition(&victim.uid, &victim.key));
         if let Some(group) = group {
             self.break_up(&group, uid.clone(), key.clone(), now);

@@ -25,7 +25,7 @@ pub(super) const PODS_PER_RUN: usize = 2048;
 const PLACED_AT_ONCE: usize = 256;
 /// Gated pods that are nominated and not bound. kube-scheduler binds some hundreds a second, so this many are enough for now,
 /// and each one that waits keeps VRAM from others.
-const TOLD_AT_ONCE: usize = 512;
+const NOMINATED_AT_ONCE: usize = 512;
 
 impl Planner {
     /// Starts a planning run if a pod is due and none is in progress. No pod is due again until the ledger or its time has
@@ -36,7 +36,9 @@ impl Planner {
         }
         let mut ledger = self.service.cluster();
         let mut pending = ledger.apply(TakePending { limit: PODS_PER_RUN });
-        if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
+        if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count()
+            > NOMINATED_AT_ONCE
+        {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.apply(PutBack(
                 pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid).cloned().collect(),
@@ -166,7 +168,7 @@ impl Planner {
             let reservation_status = self.service.cluster().reservation_of(&uid);
             return reservation_status
                 .iter()
-                .for_each(|reservation_status| self.tell(reservation_status, now));
+                .for_each(|reservation_status| self.nominate(reservation_status, now));
         }
         let text = reserved_text(&reservation);
         self.control_plane.record_event(PodEvent {

@@ -44,7 +44,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         };
         look_pause = LOOK_PAUSE;
         match end {
-            WatchEnd::Leads => {
+            WatchEnd::RelistNow => {
                 tracing::info!(what = SLICES, "relisting: the earlier list is no longer valid");
             }
             WatchEnd::NotServed => {
@@ -62,7 +62,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
                 }
                 drop(tokio::time::timeout(LOOK_AGAIN, terms.changed()).await);
             }
-            WatchEnd::ListAnew | WatchEnd::Retry | WatchEnd::Ended => {
+            WatchEnd::RelistAfterPause | WatchEnd::Retry | WatchEnd::Ended => {
                 drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await);
             }
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Evictions that are remembered at most, over all owners; the eldest are forgotten first. At the usual limit of sixty a minute
+/// Evictions that are remembered at most, over all owners; the oldest are forgotten first. At the usual limit of sixty a minute
 /// it is more than a day's.
 const REMEMBERED: usize = 100_000;
 
@@ -46,8 +46,8 @@ impl Ledger {
 
     fn forget_old_evictions(&mut self) {
         let since = self.now.before(self.policy.preemption.costs.again_within);
-        if self.owner_evictions.when.front().is_some_and(|(when, _)| *when <= since) {
-            Arc::make_mut(&mut self.owner_evictions).forget(|when| when <= since);
+        while self.owner_evictions.when.front().is_some_and(|(when, _)| *when <= since) {
+            Arc::make_mut(&mut self.owner_evictions).forget_oldest();
         }
     }
 }
@@ -68,25 +68,18 @@ impl From<VecDeque<(Moment, OwnerUid)>> for OwnerEvictions {
 
 impl OwnerEvictions {
     fn add(&mut self, now: Moment, owner: OwnerUid) {
-        let is_full = self.when.len() >= REMEMBERED;
-        self.forget(|_| is_full);
+        if self.when.len() >= REMEMBERED {
+            self.forget_oldest();
+        }
         *self.count.entry(owner.clone()).or_default() += 1;
         self.when.push_back((now, owner));
     }
 
-    /// The eldest of them: all if they are old, one if there are too many.
-    fn forget(&mut self, is_over: impl Fn(Moment) -> bool) {
-        while self.when.front().is_some_and(|(when, _)| is_over(*when)) {
-            let Some((_, owner)) = self.when.pop_front() else { return };
-            match self.count.get_mut(&owner) {
-                Some(count) if *count > 1 => *count -= 1,
-                _ => {
-                    self.count.remove(&owner);
-                }
-            }
-            if self.when.len() == REMEMBERED - 1 {
-                return;
-            }
+    fn forget_oldest(&mut self) {
+        let Some((_, owner)) = self.when.pop_front() else { return };
+        match self.count.get_mut(&owner) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(self.count.remove(&owner)),
         }
     }
 }

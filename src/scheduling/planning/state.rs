@@ -339,7 +339,9 @@ impl<'a> PlanningState<'a> {
         // With a group, its members on other nodes are evicted.
         for victim in place.reservation.victims.iter() {
             let node = self.ledger.pod_state(victim).and_then(PodState::node);
-            node.into_iter().for_each(|node| self.known.forget_node(node));
+            if let Some(node) = node {
+                self.known.forget_node(node);
+            }
         }
         self.look_again(&place.reservation.node);
         Some(place)
@@ -353,7 +355,9 @@ impl<'a> PlanningState<'a> {
         for successor in self.successors.remove(&place.uid).unwrap_or_default() {
             let released = self.ledger.release(&successor);
             let node = released.as_ref().and_then(PodState::reservation).map(|reservation| &reservation.node);
-            node.into_iter().for_each(|node| self.look_again(node));
+            if let Some(node) = node {
+                self.look_again(node);
+            }
         }
         self.full.clear();
         self.hopeless.clear();

@@ -190,7 +190,9 @@ impl Change for FilterPodObserved {
             FilterPod::Bound { footprint, successor } => {
                 let node = footprint.node.clone();
                 cluster.kube_filters.set_pod(uid.clone(), footprint);
-                successor.into_iter().for_each(|wants| cluster.kube_filters.set_movable(uid.clone(), wants));
+                if let Some(wants) = successor {
+                    cluster.kube_filters.set_movable(uid.clone(), wants);
+                }
                 Some(node)
             }
             FilterPod::Waiting(wants) => {
