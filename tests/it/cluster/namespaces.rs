@@ -37,6 +37,8 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     eventually("it is there again", || class_of_chat(service) == "own").await;
     assert!(service.leadership.is_open(), "all the while");
     service.set_policy(without_engines());
+    // As the watch of policy files does, which knows whether another policy waits for them.
+    service.want_namespaces(service.reads_namespaces());
     eventually("nothing asks for them any more", || service.cluster().namespaces().is_empty()).await;
     replica.stop().await;
 }
