@@ -57,7 +57,9 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
     let (mut rounds, publisher) = start(options)?;
     let publisher = publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
     let mut publisher = publisher.with_patience(PATIENCE);
+    // Once for all turns: a signal between two of them would be lost on a listener that each turn makes anew.
     let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("no signal handler")?;
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut known = Vec::new();
@@ -66,7 +68,7 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
         let stop = async {
             tokio::select! {
                 _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
+                _ = interrupt.recv() => {}
             }
         };
         let turn = async {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stowage::agent::ownership::pod_resources;
 use stowage::ids::NodeName;
 use stowage::lab::demo::api_server::ApiServer;
@@ -244,9 +244,14 @@ impl RunningAgent {
         while let Ok(line) = self.log.recv_timeout(PATIENCE) {
             lines.push(line);
         }
-        let ended = self.child.try_wait().unwrap();
-        let ended = ended.or_else(|| self.child.wait().ok());
-        (ended.unwrap(), lines)
+        let started = Instant::now();
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return (status, lines),
+                None => assert!(started.elapsed() < PATIENCE, "it goes on: {lines:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
