@@ -62,9 +62,9 @@ struct ConflictAudit {
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
     unreported: VecDeque<Arc<GpuConflict>>,
-    /// Pods that are to be evicted.
+    /// Pods whose eviction was requested.
     tries: BTreeMap<PodUid, RetryState>,
-    /// Of these, the ones that a limit keeps for now.
+    /// Pods whose eviction a limit puts off, which is reported once.
     limited: BTreeSet<PodUid>,
     evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
 }

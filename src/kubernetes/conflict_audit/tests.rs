@@ -146,20 +146,6 @@ async fn no_pod_is_evicted_for_a_pod_that_a_fresh_read_does_not_show() {
 }
 
 #[tokio::test]
-async fn evictions_keep_to_the_rates() {
-    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
-    let mut policy = policy_with(ConflictRule::EvictUnstarted);
-    policy.preemption.evictions_per_minute.node = 0;
-    bench.audit.service.set_policy(policy);
-    bench.lead();
-    bench.show("a", "Running");
-    bench.show("b", "Pending");
-    bench.looks(5).await;
-    assert!(bench.recorder.written().is_empty());
-    assert_eq!(bench.evictions("rate-limited"), 1);
-}
-
-#[tokio::test]
 async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     let mut policy = policy_with(ConflictRule::EvictUnstarted);

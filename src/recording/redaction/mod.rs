@@ -1,11 +1,12 @@
-//! A copy of a recording in which names are replaced by pseudonyms, and which replays as the original does: nothing in it is decided
-//! again.
+//! A copy of a recording in which names are replaced by pseudonyms, and which replays as the original does: nothing in it is
+//! decided again.
 //!
-//! It is read twice. [`NamesSeen`] collects every text that may be a name ([`serializer`]); [`Pseudonyms`] gives each of them one of its
-//! own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and expressions
-//! cannot be asked of pseudonyms.
+//! It is read twice. [`NamesSeen`] collects every text that may be a name ([`serializer`]); [`Pseudonyms`] gives each of them one
+//! of its own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and
+//! expressions cannot be asked of pseudonyms.
 //!
-//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, and the words that [`order::stays`] lists.
+//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, and the words that [`order::stays`]
+//! lists.
 
 mod order;
 mod policy;

@@ -115,7 +115,7 @@ impl Place {
 }
 
 impl<'a, S> RedactingSerializer<'a, S> {
-    fn veiled<'v, T: ?Sized>(&self, value: &'v T, place: Place) -> Redacted<'v, T>
+    fn redacted<'v, T: ?Sized>(&self, value: &'v T, place: Place) -> Redacted<'v, T>
     where
         'a: 'v,
     {
@@ -182,8 +182,8 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
-        let veiled = self.veiled(value, self.place);
-        self.inner.serialize_some(&veiled)
+        let redacted = self.redacted(value, self.place);
+        self.inner.serialize_some(&redacted)
     }
 
     fn serialize_newtype_struct<T: Serialize + ?Sized>(
@@ -191,8 +191,8 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         name: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        let veiled = self.veiled(value, self.place.of_type(name));
-        self.inner.serialize_newtype_struct(name, &veiled)
+        let redacted = self.redacted(value, self.place.of_type(name));
+        self.inner.serialize_newtype_struct(name, &redacted)
     }
 
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
@@ -202,8 +202,8 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         variant: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        let veiled = self.veiled(value, self.place.of_field(name, variant));
-        self.inner.serialize_newtype_variant(name, index, variant, &veiled)
+        let redacted = self.redacted(value, self.place.of_field(name, variant));
+        self.inner.serialize_newtype_variant(name, index, variant, &redacted)
     }
 
     fn serialize_seq(self, length: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
@@ -337,10 +337,10 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
     fn end(self) -> Result<S::Ok, S::Error> {
         match self {
             Self::Plain(fields) => fields.inner.end(),
-            Self::Traits(veil, fields) => {
+            Self::Traits(serializer, fields) => {
                 let traits: PodTraits =
                     serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
-                veil.names.pod(traits).serialize(RedactingSerializer { place: Place::SeenPod, ..veil })
+                serializer.names.pod(traits).serialize(RedactingSerializer { place: Place::SeenPod, ..serializer })
             }
         }
     }
