@@ -340,7 +340,10 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
             Self::Traits(serializer, fields) => {
                 let traits: PodTraits =
                     serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
-                serializer.names.pod(traits).serialize(RedactingSerializer { place: Place::SeenPod, ..serializer })
+                serializer
+                    .names
+                    .pod(traits)
+                    .serialize(RedactingSerializer { place: Place::SeenPod, ..serializer })
             }
         }
     }
