@@ -169,6 +169,18 @@ fn a_binding_without_an_answer_is_rewritten_if_a_read_does_not_show_it() {
 }
 
 #[test]
+fn a_write_or_a_read_that_panics_has_no_answer_and_is_repeated() {
+    // The write; then the read of the settling loop, and its write.
+    let (served, llm) = served([]);
+    *served.control_plane.panics.lock() = 3;
+    will_read(&served, Some(record(&llm, None, 0)));
+    assert_ne!(served.bind(&llm, "node-a"), "");
+    assert_eq!(served.charged("node-a"), TAKEN);
+    eventually("it is written", || served.is_bound_to(&llm, "node-a"));
+    assert_eq!(served.service.cluster().unsettled_bindings(), 0);
+}
+
+#[test]
 fn an_unsettled_binding_keeps_its_gpu_and_its_node() {
     let (served, llm) = served([unknown()]);
     served

@@ -52,6 +52,8 @@ pub struct Scripted {
     dump: DumpControlPlane,
     pub binds: Mutex<VecDeque<BindOutcome>>,
     pub reads: Mutex<VecDeque<ReadOutcome>>,
+    /// So many Bindings and reads panic before one is answered.
+    pub panics: Mutex<usize>,
     /// A bind is answered when it gets a permit.
     pub permits: Semaphore,
     /// Every Binding that was to be written, and what became of it once that is known.
@@ -71,6 +73,7 @@ impl Scripted {
             orders.len() - 1
         };
         self.permits.acquire().await.unwrap().forget();
+        self.panic_as_told();
         let scripted = self.binds.lock().pop_front();
         let outcome = match scripted {
             Some(outcome) => outcome,
@@ -81,17 +84,33 @@ impl Scripted {
     }
 }
 
+impl Scripted {
+    fn panic_as_told(&self) {
+        let panics = {
+            let mut left = self.panics.lock();
+            let panics = *left > 0;
+            *left -= usize::from(panics);
+            panics
+        };
+        assert!(!panics, "panics as the test has told it");
+    }
+}
+
 impl ControlPlane for Scripted {
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
         self.bind(order).boxed()
     }
 
     fn read_pod<'a>(&'a self, key: &'a PodKey) -> BoxFuture<'a, ReadOutcome> {
-        let scripted = self.reads.lock().pop_front();
-        match scripted {
-            Some(outcome) => futures::future::ready(outcome).boxed(),
-            None => self.dump.read_pod(key),
+        async {
+            self.panic_as_told();
+            let scripted = self.reads.lock().pop_front();
+            match scripted {
+                Some(outcome) => outcome,
+                None => self.dump.read_pod(key).await,
+            }
         }
+        .boxed()
     }
 
     fn write_status<'a>(
@@ -193,6 +212,7 @@ impl ServedCluster {
             dump: DumpControlPlane::load(&dump, &service, &mut index).unwrap(),
             binds: Mutex::default(),
             reads: Mutex::default(),
+            panics: Mutex::default(),
             permits: Semaphore::new(Semaphore::MAX_PERMITS),
             orders: Mutex::default(),
             holds: Mutex::default(),
