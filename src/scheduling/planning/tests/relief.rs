@@ -1,17 +1,29 @@
 //! Pressure on an engine that lasts evicts its neighbors, one after the other.
 
 use super::*;
+use crate::scheduling::ledger::ObservedPhase;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 
-/// A serving engine and two jobs on one GPU.
+/// The node's first GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
-    let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
-    let uuid = gpu_at("n", 0);
-    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
-    let sampled = cluster.now();
-    cluster.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() }.into());
+    all_pressed(cluster, 1, kv_percent, queue);
 }
 
+/// The node's first `gpus` GPUs.
+fn all_pressed(cluster: &mut LedgerCluster, gpus: usize, kv_percent: u8, queue: u32) {
+    let engine_load = EngineLoad::of(Percent::new(kv_percent), Some(queue));
+    let read = |gpu| GpuReading {
+        uuid: gpu_at("n", gpu),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        engine_load,
+    };
+    let gpus = (0..gpus).map(read).collect();
+    let sampled = cluster.now();
+    cluster.read(&node("n"), NodeReading { sampled, gpus, ..NodeReading::default() }.into());
+}
+
+/// A serving engine and two jobs on one GPU.
 fn shares_a_gpu() -> LedgerCluster {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("engine", "n", 0, shared(30, 100));
@@ -74,6 +86,50 @@ fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
     let [(at, pod)] = &relieved[..] else { panic!("no relief") };
     assert_eq!(pod, "small");
     assert!((allowed_again..=allowed_again + 1).contains(at), "after {at} s");
+}
+
+#[test]
+fn one_look_names_no_more_pods_than_a_limit_allows_and_the_others_as_soon_as_it_does() {
+    let mut policy = Policy::default();
+    policy.preemption.evictions_per_minute.node = 1;
+    let (mut cluster, mut watch) = (LedgerCluster::by(policy, &[("n", 2)]), PressureWatch::default());
+    for gpu in 0..2 {
+        cluster.bound(&format!("engine-{gpu}"), "n", gpu, shared(30, 100));
+        cluster.bound(&format!("job-{gpu}"), "n", gpu, job(10));
+    }
+    let mut relieved = Vec::new();
+    for second in 0..=80 {
+        all_pressed(&mut cluster, 2, 97, 0);
+        let named = evicted(&cluster, &mut watch);
+        assert!(named.len() <= 1, "{named:?}");
+        for pod in named {
+            cluster.apply(EvictionsOrdered(vec![uid(&pod)]));
+            cluster.release(&uid(&pod));
+            relieved.push((pod, second));
+        }
+        cluster.pass(1);
+    }
+    let [(first, at), (second, then)] = &relieved[..] else { panic!("{relieved:?}") };
+    assert_eq!((&first[..], *at, &second[..]), ("job-0", 10, "job-1"));
+    assert!((70..=71).contains(then), "after {then} s");
+}
+
+#[test]
+fn a_pod_on_two_gpus_under_pressure_is_named_once() {
+    let (mut cluster, mut watch) = (LedgerCluster::new(&[("n", 2)]), PressureWatch::default());
+    for gpu in 0..2 {
+        cluster.bound(&format!("engine-{gpu}"), "n", gpu, shared(30, 100));
+    }
+    let devices = Some(Arc::from([gpu_at("n", 0), gpu_at("n", 1)]));
+    let ran = Some(Millis::seconds(600));
+    let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran };
+    let observed = Some(ObservedDisruptionInfo::default());
+    cluster.observe("job", demand_of(10 << 30, 2, Sharing::Shared, -10), state, observed);
+    all_pressed(&mut cluster, 2, 97, 0);
+    evicted(&cluster, &mut watch);
+    cluster.pass(10);
+    all_pressed(&mut cluster, 2, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), ["job"]);
 }
 
 #[test]
