@@ -43,7 +43,7 @@ const MAX_BATCH: usize = 1024;
 const MAX_EXPLAINED: usize = 100;
 
 /// The result of each report of a body.
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportsResult {
     pub accepted: usize,
@@ -53,12 +53,12 @@ pub struct ReportsResult {
     pub refused: Vec<RefusedReport>,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 pub struct RefusedReport {
     /// Its index in the batch, from 0.
     pub report: usize,
-    pub code: &'static str,
-    pub error: String,
+    #[serde(flatten)]
+    pub why: ReportError,
 }
 
 /// Takes the reports of one request. `received` is when its head arrived: however slowly its body arrives, its figures are not
@@ -75,12 +75,12 @@ pub fn reports(
     let mut result = ReportsResult::default();
     for (place, text) in split(body)?.into_iter().enumerate() {
         let outcome = match serde_json::from_str(text) {
-            Ok(report) => take(extender, sender, received, report, text)
-                .map_err(|error| (error.code(), error.to_string())),
+            Ok(report) => take(extender, sender, received, report, text),
             Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
-            Err(error) => {
-                Err(("malformed", super::request::with_path::<NodeReport>(text.as_bytes(), &error)))
-            }
+            Err(error) => Err(ReportError::Malformed(super::request::with_path::<NodeReport>(
+                text.as_bytes(),
+                &error,
+            ))),
         };
         let label = result.note(place, outcome);
         extender.service.metrics.reports.with_label_values(&[label]).inc();
@@ -95,23 +95,20 @@ pub fn reports(
 
 impl ReportsResult {
     /// Counts the result of one report; returns its name.
-    fn note(&mut self, place: usize, outcome: Result<(), (&'static str, String)>) -> &'static str {
-        match outcome {
-            Ok(()) => {
-                self.accepted += 1;
-                "accepted"
+    fn note(&mut self, place: usize, outcome: Result<(), ReportError>) -> &'static str {
+        let Err(why) = outcome else {
+            self.accepted += 1;
+            return "accepted";
+        };
+        let code = why.code();
+        match why {
+            ReportError::Old { .. } | ReportError::EarlierBoot => self.dropped += 1,
+            why if self.refused.len() < MAX_EXPLAINED => {
+                self.refused.push(RefusedReport { report: place, why });
             }
-            Err(("old", _)) => {
-                self.dropped += 1;
-                "old"
-            }
-            Err((code, error)) => {
-                if self.refused.len() < MAX_EXPLAINED {
-                    self.refused.push(RefusedReport { report: place, code, error });
-                }
-                code
-            }
+            _ => {}
         }
+        code
     }
 
     /// A single rejected report is the request's own error; of a batch the others still count.
@@ -119,11 +116,7 @@ impl ReportsResult {
         if self.accepted + self.dropped > 0 || self.refused.len() != 1 {
             return Ok(self);
         }
-        let Some(RefusedReport { code, error: message, .. }) = self.refused.pop() else { return Ok(self) };
-        Err(match code {
-            "wrong-node" => BadRequest::Forbidden { code, message },
-            code => BadRequest::Unprocessable { code, message },
-        })
+        self.refused.pop().map_or(Ok(self), |refused| Err(refused.why.into()))
     }
 }
 

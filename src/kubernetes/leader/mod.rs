@@ -20,7 +20,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use own_lease::{LeaseCandidate, LeaseStep};
+use own_lease::LeaseCandidate;
 use parking_lot::Mutex;
 use scheduler_lease::SchedulerLease;
 use std::hash::BuildHasher;
@@ -249,15 +249,15 @@ async fn attempt(
     let found = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await?;
     note_holder(service, found.as_ref().map(LeaseReading::of).as_ref());
     let sent = service.now();
-    let step = candidate.lock().step(found.as_ref(), sent, service.clock.wall());
+    let next = candidate.lock().step(found.as_ref(), sent, service.clock.wall());
+    let Some(spec) = next else { return Ok(()) };
     let params = PostParams::default();
-    let written = match (step, found) {
-        (LeaseStep::Wait, _) => return Ok(()),
-        (LeaseStep::Create(spec) | LeaseStep::Replace(spec), None) => {
+    let written = match found {
+        None => {
             let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
             within(REQUEST_TIMEOUT, leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
         }
-        (LeaseStep::Create(spec) | LeaseStep::Replace(spec), Some(found)) => {
+        Some(found) => {
             // With the resourceVersion that was read: of two candidates one is rejected.
             within(REQUEST_TIMEOUT, leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found }))
                 .await?

@@ -28,45 +28,32 @@ pub struct LeaseCandidate {
     term: Option<LeaseTerm>,
 }
 
-/// What to write now.
-#[derive(Debug, Clone, PartialEq)]
-pub enum LeaseStep {
-    Create(LeaseSpec),
-    Replace(LeaseSpec),
-    Wait,
-}
-
 impl LeaseCandidate {
     pub fn new(identity: String, succession: Succession) -> Self {
         Self { identity, succession, rival: None, until: None, inherits: Moment::default(), term: None }
     }
 
-    /// What to do about a Lease seen at `now`; `None` if there is none.
-    pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> LeaseStep {
+    /// What to write after `lease` was read at `now` (`None` if there is none); `None` while another replica holds it.
+    pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> Option<LeaseSpec> {
         let Some(lease) = lease else {
             // The previous holder of a deleted Lease may not have noticed yet.
             self.inherits = self.succession.after_a_renewal_at(now, DURATION);
-            return LeaseStep::Create(self.acquired(0, wall));
+            return Some(self.acquired(0, wall));
         };
         let reading = LeaseReading::of(lease);
         let spec = lease.spec.clone().unwrap_or_default();
         let next = spec.lease_transitions.unwrap_or(0).saturating_add(1);
         match reading.holder.as_deref() {
-            Some(holder) if holder == self.identity => LeaseStep::Replace(renewed(&spec, wall)),
+            Some(holder) if holder == self.identity => Some(renewed(&spec, wall)),
             None => {
                 // Its holder had stopped writing before it gave the Lease up.
                 self.inherits = self.succession.after_a_last_send_at(now);
-                LeaseStep::Replace(self.acquired(next, wall))
+                Some(self.acquired(next, wall))
             }
             Some(_) => {
                 (self.until, self.term) = (None, None);
-                match self.outwaited(reading, now) {
-                    Some(inherits) => {
-                        self.inherits = inherits;
-                        LeaseStep::Replace(self.acquired(next, wall))
-                    }
-                    None => LeaseStep::Wait,
-                }
+                self.inherits = self.outwaited(reading, now)?;
+                Some(self.acquired(next, wall))
             }
         }
     }
@@ -151,11 +138,8 @@ mod tests {
         LeaseCandidate::new(identity.into(), Succession::new(LANDING, identity))
     }
 
-    fn taken(step: LeaseStep) -> Lease {
-        match step {
-            LeaseStep::Create(spec) | LeaseStep::Replace(spec) => stored(spec),
-            LeaseStep::Wait => panic!("it waits"),
-        }
+    fn taken(step: Option<LeaseSpec>) -> Lease {
+        stored(step.expect("the Lease can be taken"))
     }
 
     fn stored(spec: LeaseSpec) -> Lease {
@@ -204,17 +188,17 @@ mod tests {
     fn a_rival_is_outwaited_by_our_clock_and_taken_over_from_once() {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait, "whatever the wall clocks say");
-        assert_eq!(b.step(Some(&held), at(114), wall(5)), LeaseStep::Wait);
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), None, "whatever the wall clocks say");
+        assert_eq!(b.step(Some(&held), at(114), wall(5)), None);
         let renewed = taken(a.step(Some(&held), at(21), wall(1002)));
-        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), LeaseStep::Wait, "a renewal starts it again");
-        assert_eq!(b.step(Some(&renewed), at(129), wall(5)), LeaseStep::Wait);
+        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), None, "a renewal starts it again");
+        assert_eq!(b.step(Some(&renewed), at(129), wall(5)), None);
         let stolen = taken(b.step(Some(&renewed), at(130), wall(5)));
         assert_eq!(spec(&stolen).holder_identity.as_deref(), Some("b"));
         assert_eq!(spec(&stolen).lease_transitions, Some(1));
         b.wrote(at(130), &stolen);
         a.wrote(at(21), &renewed);
-        assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), LeaseStep::Wait);
+        assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), None);
         assert!(!leads(&a, 22), "a candidate that sees another holder stops at once");
     }
 
@@ -223,13 +207,13 @@ mod tests {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
         // Seen renewed at 100 s: relied on until 110 s, and what was sent then may land until 114 s.
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait);
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), None);
         let stolen = taken(b.step(Some(&held), at(115), wall(5)));
         b.wrote(at(115), &stolen);
         assert!(leads(&b, 115));
         let slow = LeaseCandidate::new("b".into(), Succession::new(Millis::seconds(30), "b"));
         let mut b = slow;
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait);
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), None);
         let stolen = taken(b.step(Some(&held), at(115), wall(5)));
         b.wrote(at(115), &stolen);
         assert_eq!(b.tenure(at(115)), Tenure::Succeeding { from: at(140) });
@@ -239,7 +223,7 @@ mod tests {
     fn a_replica_of_the_same_name_is_a_rival() {
         let (mut before, mut after) = (candidate("stowage-0_1"), candidate("stowage-0_2"));
         let held = established(&mut before, 0..=20);
-        assert_eq!(after.step(Some(&held), at(21), wall(1021)), LeaseStep::Wait);
+        assert_eq!(after.step(Some(&held), at(21), wall(1021)), None);
     }
 
     #[test]
