@@ -1,5 +1,5 @@
-//! Which windows of a policy are open at a time: calendar arithmetic in the time zones that Stowage brings along. Pure: the time is
-//! an argument, and no time zone is read from the machine, whose container has none or an older list.
+//! Which windows of a policy are open at a time: calendar arithmetic in the time zones that Stowage brings along. Pure: the time
+//! is an argument, and no time zone is read from the machine, whose container has none or an older list.
 //!
 //! A window opens when the clock of its time zone first reaches its `from` on a day, and closes when that clock first reaches its
 //! `to`. So it opens and closes once a day at most, also on a day on which the clock is put back and shows an hour twice. An hour

@@ -128,8 +128,8 @@ fn place(
     Some(engines.level(best.node, gpu))
 }
 
-/// The node as versions up to 0.2 saw it: the cost of its steps, of 1,000, was 0, 500 and 1,000, which are those of an idle GPU, one
-/// of unknown load and one at its limit.
+/// The node as versions up to 0.2 saw it: the cost of its steps, of 1,000, was 0, 500 and 1,000, which are those of an idle GPU,
+/// one of unknown load and one at its limit.
 fn in_three_steps(node: &Node, terms: ClassTerms) -> Node {
     let gpu = |gpu: &Gpu| Gpu { engine_load: three_steps(gpu.engine_load, terms), ..*gpu };
     Node { gpus: node.gpus.iter().map(gpu).collect(), ..node.clone() }

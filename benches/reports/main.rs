@@ -1,7 +1,7 @@
-//! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`; or filters beside reports whose KV
-//! caches jitter and beside such as do not: `cargo bench --bench reports -- jitter [NODES]`; or scrapes of the metrics, alone and beside filters: `cargo
-//! bench --bench reports -- scrape [NODES]`; or with the flight recorder and without: `cargo bench --bench reports -- recorder
-//! [NODES]`.
+//! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`; or filters beside reports whose
+//! KV caches jitter and beside such as do not: `cargo bench --bench reports -- jitter [NODES]`; or scrapes of the metrics, alone
+//! and beside filters: `cargo bench --bench reports -- scrape [NODES]`; or with the flight recorder and without: `cargo bench
+//! --bench reports -- recorder [NODES]`.
 //!
 //! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in
 //! one run, so that other load on the machine affects both; filter requests come at a steady pace all the while, in turn about

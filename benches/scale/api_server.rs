@@ -1,6 +1,6 @@
-//! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are asked for,
-//! so that it needs no memory for them and little time. What is written is accepted and forgotten; watches stay open and show
-//! nothing. `/bench/holder/NAME` sets the holder of its Lease.
+//! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
+//! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten; watches stay open
+//! and show nothing. `/bench/holder/NAME` sets the holder of its Lease.
 
 use crate::cluster::{BenchCluster, ObjectTemplate};
 use axum::Router;

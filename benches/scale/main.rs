@@ -1,4 +1,5 @@
-//! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]]`, by default 65,000 and 1,000,000.
+//! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]]`, by default 65,000 and
+//! 1,000,000.
 //!
 //! An API server's stand-in lists them (`api_server`), so that memory is that of a replica in a cluster. Printed are: memory, with
 //! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from
@@ -228,8 +229,8 @@ fn in_force(replica: &Replica) -> String {
     page.split("\"digest\":").nth(1).map(|digest| digest.chars().take(24).collect()).expect("a digest")
 }
 
-/// The Lease passes to another replica and comes back. What is timed begins when this one leads again: before, it waits until nothing
-/// of the other can land any more, which depends on no size.
+/// The Lease passes to another replica and comes back. What is timed begins when this one leads again: before, it waits until
+/// nothing of the other can land any more, which depends on no size.
 fn fail_over(replica: &Replica) {
     let hold = |name: &str| drop(request("PUT", &replica.api, &format!("/bench/holder/{name}")));
     hold("another_1");

@@ -16,8 +16,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// A token to present to --server, such as `kubectl create token` prints; `-` is standard input [default: the kubeconfig's token or exec plugin;
-    /// with a client certificate a token for the account kube-system/stowage-viewer]
+    /// A token to present to --server, such as `kubectl create token` prints; `-` is standard input [default: the kubeconfig's
+    /// token or exec plugin; with a client certificate a token for the account kube-system/stowage-viewer]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
-//! `stowage bundle`: fetches what a running service has recorded of the last minutes, into a file for `stowage replay`; or makes such
-//! a file of a recording that is here.
+//! `stowage bundle`: fetches what a running service has recorded of the last minutes, into a file for `stowage replay`; or makes
+//! such a file of a recording that is here.
 
 use super::access::AccessArgs;
 use super::duration;

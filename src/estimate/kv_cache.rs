@@ -1,7 +1,7 @@
 //! The KV cache on each GPU: what a token leaves in each layer, for as many tokens as a layer looks back at.
 //!
-//! As vLLM sizes it (`v1/kv_cache_interface.py`): blocks of 16 tokens; a layer with a sliding window keeps the window and, while it
-//! reads a prompt, one step's tokens more; a recurrent layer keeps one state for each sequence.
+//! As vLLM sizes it (`v1/kv_cache_interface.py`): blocks of 16 tokens; a layer with a sliding window keeps the window and, while
+//! it reads a prompt, one step's tokens more; a recurrent layer keeps one state for each sequence.
 
 use super::architecture::ModelArchitecture;
 use super::mixer::Mixer;

@@ -1,6 +1,6 @@
-//! The part of a layer that mixes tokens: attention with heads (MHA, GQA, MQA), latent attention (MLA), or a recurrent state (Mamba,
-//! gated delta net). Each says how many weights one GPU holds, what a token and a sequence leave in the cache, and how wide its
-//! activations are.
+//! The part of a layer that mixes tokens: attention with heads (MHA, GQA, MQA), latent attention (MLA), or a recurrent state
+//! (Mamba, gated delta net). Each says how many weights one GPU holds, what a token and a sequence leave in the cache, and how
+//! wide its activations are.
 //!
 //! The shapes are those of Hugging Face transformers' modules and of vLLM's `mamba_utils.py`.
 

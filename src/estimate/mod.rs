@@ -3,13 +3,13 @@
 //! Nothing else is known of the model: no weights are read, no GPU is asked. What cannot be told from the file (the engine's own
 //! memory) comes from constants that name the measurement they are from. `docs/estimate.md` has the formulas and their sources.
 //!
-//! The steps: [`config`] reads the file, with lines from `json_lines`; [`family`] is the table of known architectures; [`architecture`] makes layers of both
-//! ([`mixer`], [`feed_forward`]); [`weights`] with [`quantization`], [`kv_cache`] and [`overhead`] count bytes; here they are summed.
-//! [`pod`] makes a pod's lines of the sum, and [`right_size`] compares it with what a running engine shows. [`shipped`] has well-known
-//! models, [`gpus`] known GPUs.
+//! The steps: [`config`] reads the file, with lines from `json_lines`; [`family`] is the table of known architectures;
+//! [`architecture`] makes layers of both ([`mixer`], [`feed_forward`]); [`weights`] with [`quantization`], [`kv_cache`] and
+//! [`overhead`] count bytes; here they are summed. [`pod`] makes a pod's lines of the sum, and [`right_size`] compares it with
+//! what a running engine shows. [`shipped`] has well-known models, [`gpus`] known GPUs.
 //!
-//! Pure: text in, numbers out. No file is opened here, and no page fetched. Every number in a file may be hostile: arithmetic is in
-//! 128 bits and saturates.
+//! Pure: text in, numbers out. No file is opened here, and no page fetched. Every number in a file may be hostile: arithmetic is
+//! in 128 bits and saturates.
 
 pub mod architecture;
 pub mod config;

@@ -8,9 +8,9 @@ use super::{Part, PartName, Workload, bytes, grouped, product};
 use crate::units::Bytes;
 
 /// Bytes of the sampler's peak for each sequence and entry of the vocabulary: the logits in 16 and in 32 bits, and what sorting
-/// them for top-p takes (values and indices, twice, and two more in 32 bits). Fitted to llm-d planner's measurements: those of five
-/// models on one GPU are 38.4 to 38.9 with the hidden states in them. Its Mistral-Small-3.2-24B is not among them: 2.12 GiB were
-/// measured, and this makes it 4.91.
+/// them for top-p takes (values and indices, twice, and two more in 32 bits). Fitted to llm-d planner's measurements: those of
+/// five models on one GPU are 38.4 to 38.9 with the hidden states in them. Its Mistral-Small-3.2-24B is not among them: 2.12 GiB
+/// were measured, and this makes it 4.91.
 const SAMPLER: u64 = 38;
 /// Activations of the hidden size that are held for each token while the sampler runs, and while a layer does: the residual,
 /// the hidden state, and in a layer its normalized copy.

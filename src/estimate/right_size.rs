@@ -1,7 +1,7 @@
 //! An estimate against a running engine: how much of what a pod has reserved is in use, and what it could ask for instead.
 //!
-//! An engine takes its KV cache when it starts and keeps it, full or not, so what its processes have says nothing: what counts is how
-//! full the cache is. One look is one moment. The advice leaves a margin for others, and says that it saw only this one.
+//! An engine takes its KV cache when it starts and keeps it, full or not, so what its processes have says nothing: what counts is
+//! how full the cache is. One look is one moment. The advice leaves a margin for others, and says that it saw only this one.
 
 use super::architecture::ModelArchitecture;
 use super::kv_cache::KvCache;

@@ -1,8 +1,8 @@
 //! The operators' address: metrics, health, the ledger and the policy as JSON. Read only.
 //!
-//! Every page except the probes and the files of the [`page`](super::page) in a browser checks the client's access first ([`PageAuth`](super::page_auth::PageAuth)). A
-//! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The
-//! pages that grow with the cluster are written in chunks as the client reads them.
+//! Every page except the probes and the files of the [`page`](super::page) in a browser checks the client's access first
+//! ([`PageAuth`](super::page_auth::PageAuth)). A page is rendered from a copy of the ledger, outside the lock, and no more pages
+//! at a time than [`PageLimits`] allow. The pages that grow with the cluster are written in chunks as the client reads them.
 
 mod page_limits;
 mod pages;
@@ -147,8 +147,8 @@ async fn metrics(
     }
 }
 
-/// Ready once the ledger is complete and the agents' address has a certificate, and while the API server answers. A replica that does not lead is ready too: it is up to
-/// date and on standby.
+/// Ready once the ledger is complete and the agents' address has a certificate, and while the API server answers. A replica that
+/// does not lead is ready too: it is up to date and on standby.
 async fn readyz(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
     let leadership = &service.leadership;

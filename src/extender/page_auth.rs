@@ -28,7 +28,8 @@ const BOUNDS: ReviewBounds = ReviewBounds {
     in_all: Rate { every: Millis(100), burst: 50 },
 };
 
-/// Without it nobody would be alerted that the API server is silent: a client that was admitted a short time ago may still read it.
+/// Without it nobody would be alerted that the API server is silent: a client that was admitted a short time ago may still read
+/// it.
 pub const METRICS: &str = "/metrics";
 
 /// Which clients are admitted.

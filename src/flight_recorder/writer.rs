@@ -1,9 +1,9 @@
 //! The recorder's work, beside everything else: takes entries out of the queue, makes them small, and writes them.
 //!
 //! A segment ends when it is long or old enough, by a checkpoint that comes through the queue in its place among the inputs. What
-//! a checkpoint costs bounds how often there is one, so that large clusters do not pay more of a processor than small ones. A write
-//! that fails ends the segment and closes the tap: until the next attempt the recorder costs nothing and the service notices
-//! nothing.
+//! a checkpoint costs bounds how often there is one, so that large clusters do not pay more of a processor than small ones. A
+//! write that fails ends the segment and closes the tap: until the next attempt the recorder costs nothing and the service
+//! notices nothing.
 
 use super::ring::Segments;
 use crate::recording::answer::{Answer, KeptAnswer};

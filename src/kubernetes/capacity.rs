@@ -1,10 +1,10 @@
 //! Maintains `stowage.dev/vram` in `node.status.capacity`: patches it where it differs from the sum over the node's GPUs.
 //!
-//! kube-scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it, so it is
-//! never lowered below what is bound. What sleeping engines lend is added to it, so that kube-scheduler sees room for the pods that
-//! borrow; those are bound, so that it is lowered only after they are gone. A difference is written once it has lasted for a while;
-//! a node that advertises nothing is written at once. Placement does not read it. Nodes whose GPUs a device plugin or a DRA driver
-//! allocates are left alone, and so are all nodes in shadow mode.
+//! kube-scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it, so it is never
+//! lowered below what is bound. What sleeping engines lend is added to it, so that kube-scheduler sees room for the pods that
+//! borrow; those are bound, so that it is lowered only after they are gone. A difference is written once it has lasted for a
+//! while; a node that advertises nothing is written at once. Placement does not read it. Nodes whose GPUs a device plugin or a
+//! DRA driver allocates are left alone, and so are all nodes in shadow mode.
 
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
@@ -156,7 +156,8 @@ impl CapacityWriter {
         due
     }
 
-    /// The nodes that have changed since the last look, and those that still advertise the wrong figure. Forgets nodes that are gone.
+    /// The nodes that have changed since the last look, and those that still advertise the wrong figure. Forgets nodes that are
+    /// gone.
     fn nodes_to_look_at(
         &mut self,
         ledger: &Ledger,

@@ -22,8 +22,8 @@ use tokio::sync::mpsc;
 
 /// How long the same kind of Event is suppressed for a pod.
 const QUIET: Millis = Millis::seconds(600);
-/// How many pods are remembered for each kind, in a few megabytes. What is told beyond them in that time is dropped: forgotten pods
-/// would have a new Event at each of their attempts, and there may be tens of thousands.
+/// How many pods are remembered for each kind, in a few megabytes. What is told beyond them in that time is dropped: forgotten
+/// pods would have a new Event at each of their attempts, and there may be tens of thousands.
 const REMEMBERED: usize = 32_768;
 /// Events waiting to be written. Beyond these the API server is too slow for them to be useful.
 const WAITING: usize = 1024;

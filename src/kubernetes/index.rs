@@ -326,8 +326,8 @@ impl ClusterIndex {
     }
 
     /// Whether a list shows a bound pod as it was applied last. A new leader lists a million of them, of which some have changed.
-    /// The ledger brings a bound pod's classification to another policy by itself; what its successor requires is read only under a
-    /// policy that moves pods.
+    /// The ledger brings a bound pod's classification to another policy by itself; what its successor requires is read only under
+    /// a policy that moves pods.
     fn is_listed_unchanged(&self, service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) -> bool {
         let is_as_applied = || {
             let known = self.pods.get(key).filter(|known| known.uid == *uid && known.version.is_some());

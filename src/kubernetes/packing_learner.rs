@@ -7,8 +7,8 @@ use crate::units::{Millis, Moment};
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
-/// With tens of thousands of nodes and a hundred new pods a second it would always be due. After a run learning rests so many times as
-/// long as the run took: it takes a tenth of a core at most.
+/// With tens of thousands of nodes and a hundred new pods a second it would always be due. After a run learning rests so many
+/// times as long as the run took: it takes a tenth of a core at most.
 const RESTS_TIMES_AS_LONG: u64 = 9;
 /// A machine that was suspended during a run is no reason to rest for hours.
 const LONGEST_REST: Millis = Millis::seconds(60);

@@ -268,8 +268,8 @@ impl WatchFeed {
         self.note_sync(&index);
     }
 
-    /// A policy whose selectors cannot be evaluated decides nothing: a replica that starts with it stays unready, and one that runs
-    /// keeps the policy before.
+    /// A policy whose selectors cannot be evaluated decides nothing: a replica that starts with it stays unready, and one that
+    /// runs keeps the policy before.
     fn namespaces_failed(&self, error: &watcher::Error) -> WatchEnd {
         let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
         tracing::error!(

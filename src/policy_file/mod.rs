@@ -1,9 +1,10 @@
 //! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the
 //! core uses, or into all its problems, each with its place and the fix. Pure: texts come in, no file is opened here.
 //!
-//! The steps: [`tree`] parses YAML and keeps every place; [`config_map`] takes the files out of a ConfigMap; [`shape`] checks it against the JSON Schema of the [`mod@file`] types;
-//! [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] checks whether the parts make sense
-//! together. Every problem is a [`diagnostic::Diagnostic`]. [`show`] renders the result.
+//! The steps: [`tree`] parses YAML and keeps every place; [`config_map`] takes the files out of a ConfigMap; [`shape`] checks it
+//! against the JSON Schema of the [`mod@file`] types; [`merge`] makes one document of all files; [`parse`] fills in defaults;
+//! [`semantic`] checks whether the parts make sense together. Every problem is a [`diagnostic::Diagnostic`]. [`show`] renders the
+//! result.
 
 mod config_map;
 pub mod diagnostic;

@@ -1,8 +1,8 @@
 //! Announces changes of the policy's files: in the log, the metrics, `/readyz`, and as an Event on Stowage's own pod, which the
 //! author of the change checks first.
 //!
-//! Nothing is decided here, and nothing is repeated: the caller announces each change once. A refusal is in `/readyz` before the log
-//! has it. The metric's counter is increased last, so a counted change has been announced.
+//! Nothing is decided here, and nothing is repeated: the caller announces each change once. A refusal is in `/readyz` before the
+//! log has it. The metric's counter is increased last, so a counted change has been announced.
 
 use super::Problems;
 use crate::ids::{PodKey, PodUid};

@@ -169,8 +169,8 @@ pub fn built_in() -> Policy {
 }
 
 impl PolicyWatch {
-    /// Runs until it is dropped. Announces changes in the log, the metrics and `service.policy_status`, and as Events on `own_pod`,
-    /// if that is known.
+    /// Runs until it is dropped. Announces changes in the log, the metrics and `service.policy_status`, and as Events on
+    /// `own_pod`, if that is known.
     pub async fn run(
         self,
         service: Arc<Service>,

@@ -1,5 +1,6 @@
-//! Reads policy files from disk or, as `-`, from standard input: the YAML files directly in a directory, in order of name, or one file. Symlinks are followed,
-//! because a mounted ConfigMap consists of them; names that begin with a dot are internal to the ConfigMap and are ignored.
+//! Reads policy files from disk or, as `-`, from standard input: the YAML files directly in a directory, in order of name, or one
+//! file. Symlinks are followed, because a mounted ConfigMap consists of them; names that begin with a dot are internal to the
+//! ConfigMap and are ignored.
 //!
 //! [`policy_file`](crate::policy_file) parses the files; nothing here reads their content.
 

@@ -138,8 +138,8 @@ impl LatestReports {
         }
     }
 
-    /// By how much the reading's figures differ from the latest ones of its node, which they are from here on; `None` if it differs
-    /// in anything else.
+    /// By how much the reading's figures differ from the latest ones of its node, which they are from here on; `None` if it
+    /// differs in anything else.
     fn difference(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
         let known = self.readings.get_mut(&report.node)?;
         let latest =

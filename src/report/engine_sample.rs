@@ -14,7 +14,8 @@ pub struct ReportedEngines {
 }
 
 impl EngineReport {
-    /// This engine, if its model is known, in a report of `node` that is `age` old. Figures that are older than `stale` count as none.
+    /// This engine, if its model is known, in a report of `node` that is `age` old. Figures that are older than `stale` count as
+    /// none.
     pub fn sample(self, node: &NodeName, age: Millis, stale: Millis) -> Option<EngineSample> {
         let is_old = age + self.age_millis >= stale;
         let kv_cache = match self.preempting {

@@ -1,7 +1,7 @@
 //! Where long computations run: plans, searches for victims, learning.
 //!
-//! A process runs them on threads of their own, beside the tasks that answer requests; those that no pod waits for step back behind
-//! these. A simulation has one thread: there a computation is one more task of it, and takes as much simulated time as the
+//! A process runs them on threads of their own, beside the tasks that answer requests; those that no pod waits for step back
+//! behind these. A simulation has one thread: there a computation is one more task of it, and takes as much simulated time as the
 //! simulation says, so that it ends at the same place of the same history each time.
 //!
 //! A computation that panics is counted and logged here, and its caller gets an error in place of a result.

@@ -1,4 +1,5 @@
-//! The state that the edges of one running Stowage share: the cluster behind its lock, the pod classifier, the clock, leadership, and the metrics.
+//! The state that the edges of one running Stowage share: the cluster behind its lock, the pod classifier, the clock, leadership,
+//! and the metrics.
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` assemble it.
 
@@ -257,8 +258,8 @@ impl Service {
         true
     }
 
-    /// From here on placements are scored by this model. All nodes are summarized by it first, as they are in this snapshot: do not
-    /// call it on a thread that answers requests.
+    /// From here on placements are scored by this model. All nodes are summarized by it first, as they are in this snapshot: do
+    /// not call it on a thread that answers requests.
     pub fn set_packing_model(&self, snapshot: Arc<Snapshot>, packing_model: PackingModel) {
         let summarized = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
         summarized.sum_up();

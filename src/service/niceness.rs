@@ -1,7 +1,7 @@
 //! Lowers the scheduling priority (niceness) of background threads below that of the threads that answer kube-scheduler.
 //!
-//! Where all cores are busy, the kernel gives a nicer thread a tenth of a core, and takes it away at once when a request comes. Where
-//! one is idle, the thread has all of it.
+//! Where all cores are busy, the kernel gives a nicer thread a tenth of a core, and takes it away at once when a request comes.
+//! Where one is idle, the thread has all of it.
 
 use rustix::process::{getpid, getpriority_process, setpriority_process};
 

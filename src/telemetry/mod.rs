@@ -2,8 +2,8 @@
 //!
 //! - [`family`]: how a family is declared. Read it before you add one.
 //! - [`scrape`]: how a page is written.
-//! - serve's page, kept: `requests`, `reports`, `cluster`, `autoscaling`, [`edge`], [`planner`], [`policy`], [`lending`], [`recording`],
-//!   [`conflicts`], [`start_times`], by subject.
+//! - serve's page, kept: `requests`, `reports`, `cluster`, `autoscaling`, [`edge`], [`planner`], [`policy`], [`lending`],
+//!   [`recording`], [`conflicts`], [`start_times`], by subject.
 //! - serve's page, sampled from a copy of the ledger: [`usage`], [`devices`], [`models`], [`overuse`].
 //! - [`agent`]: the agent's page.
 //! - [`mod@reference`]: `docs/metrics.md`, generated from the declarations.

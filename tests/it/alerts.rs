@@ -1,5 +1,6 @@
-//! Alerts and recording rules: promtool loads them and their unit tests pass, the operator's object has the same groups, every alert
-//! has a runbook page, every metric that they read exists, and a real Prometheus that scrapes a cluster has data for all of them.
+//! Alerts and recording rules: promtool loads them and their unit tests pass, the operator's object has the same groups, every
+//! alert has a runbook page, every metric that they read exists, and a real Prometheus that scrapes a cluster has data for all of
+//! them.
 
 mod dashboard;
 mod prometheus;

@@ -1,4 +1,5 @@
-//! The README and the pages: what they show is what is shipped, where they point is there, and what they tell a reader to run runs.
+//! The README and the pages: what they show is what is shipped, where they point is there, and what they tell a reader to run
+//! runs.
 
 mod commands;
 mod excerpts;

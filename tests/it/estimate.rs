@@ -1,4 +1,5 @@
-//! `stowage estimate`: its numbers against what others have published, the page that shows both, and the command as a user runs it.
+//! `stowage estimate`: its numbers against what others have published, the page that shows both, and the command as a user runs
+//! it.
 
 mod command;
 mod published;

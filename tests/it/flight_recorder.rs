@@ -1,5 +1,5 @@
-//! The flight recorder as its users run it: the demo, and a real control plane's recording, replayed to the byte; what `replay` says
-//! of recordings that are not whole, what a redacted bundle says, and what would have differed under another policy.
+//! The flight recorder as its users run it: the demo, and a real control plane's recording, replayed to the byte; what `replay`
+//! says of recordings that are not whole, what a redacted bundle says, and what would have differed under another policy.
 
 use crate::client::Client;
 use crate::needs::skipped;

@@ -2,8 +2,8 @@
 //! histories that seeds draw (`stowage::lab::faults`). No GPU is allocated twice however leadership changes hands, victims leave
 //! rightly, and what fits is bound once all is quiet.
 //!
-//! `cargo test --test it handovers` plays a few seeds. `STOWAGE_FAULT_SEEDS=1000` plays so many; `stowage simulate faults --seeds 7
-//! --history` plays one and prints what happened.
+//! `cargo test --test it handovers` plays a few seeds. `STOWAGE_FAULT_SEEDS=1000` plays so many; `stowage simulate faults --seeds
+//! 7 --history` plays one and prints what happened.
 
 use stowage::lab::campaign::CampaignRules;
 use stowage::lab::faults::History;

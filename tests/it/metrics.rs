@@ -1,5 +1,5 @@
-//! Metrics: the reference page is what the declarations say, names keep to Prometheus' conventions, promtool finds nothing wrong with
-//! the pages, and scraping is bounded.
+//! Metrics: the reference page is what the declarations say, names keep to Prometheus' conventions, promtool finds nothing wrong
+//! with the pages, and scraping is bounded.
 
 use crate::agent::world::{AgentNode, RunningAgent, gpu};
 use crate::client::Client;

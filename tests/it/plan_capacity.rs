@@ -277,7 +277,8 @@ fn without_a_pod_that_requests_a_gpu_there_is_nothing_to_plan() {
     assert!(none.code == 2 && none.err.contains("1 pod left out: no GPU is requested"), "{}", none.err);
 }
 
-/// What `kubectl get nodes,pods -A -o json` prints of two nodes of one kind, with a pod that runs, one that waits and one that ended.
+/// What `kubectl get nodes,pods -A -o json` prints of two nodes of one kind, with a pod that runs, one that waits and one that
+/// ended.
 fn dump() -> String {
     let node = |name: &str| {
         json!({

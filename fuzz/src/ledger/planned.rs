@@ -1,5 +1,5 @@
-//! The planner's run and kube-scheduler's preemption in the race: what they reserve is written, and their victims are pods that they
-//! have a right to.
+//! The planner's run and kube-scheduler's preemption in the race: what they reserve is written, and their victims are pods that
+//! they have a right to.
 
 use super::{LedgerRace, Write};
 use stowage::ids::PodUid;

@@ -1,7 +1,8 @@
 //! The inference engines on this node: finds them on their pods, probes them once a round, and reports them.
 //!
 //! [`address`] lists candidate addresses, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps
-//! the state, and `reuse` reads from a pod's labels whether its engine may be taken over. [`crate::engine_metrics`] interprets the pages. Nothing here decides what a report is used for.
+//! the state, and `reuse` reads from a pod's labels whether its engine may be taken over. [`crate::engine_metrics`] interprets
+//! the pages. Nothing here decides what a report is used for.
 
 pub mod address;
 pub mod fetch;

@@ -1,8 +1,8 @@
 //! `stowage estimate`: how much VRAM a model needs, and the lines of a pod that asks for it; with `--observe`, what a running
 //! engine could ask for instead.
 //!
-//! [`model`] finds the model, [`observe`] looks at an engine, [`render`] formats the answer. Exit codes: 0 with an estimate, 1 if it
-//! fits on none of the GPUs that were named, 2 without one. Nothing is counted here.
+//! [`model`] finds the model, [`observe`] looks at an engine, [`render`] formats the answer. Exit codes: 0 with an estimate, 1 if
+//! it fits on none of the GPUs that were named, 2 without one. Nothing is counted here.
 
 mod model;
 mod observe;
@@ -294,8 +294,8 @@ impl EstimateArgs {
 }
 
 impl WorkloadArgs {
-    /// An engine that runs has room for one sequence of its full length, or has not started: its length is the model's unless it was
-    /// told another one.
+    /// An engine that runs has room for one sequence of its full length, or has not started: its length is the model's unless it
+    /// was told another one.
     fn workload(&self, model: &ModelArchitecture, is_observed: bool) -> Result<Workload> {
         let usual = Workload::default();
         let context = match (self.context, model.max_context) {

@@ -1,7 +1,7 @@
 //! `stowage explain`: asks a running service, or a dump of a cluster, why a pod is where it is, and prints the answer.
 //!
-//! [`source`] gets the explanation, from a recording [`recorded`] does, and [`render`] formats it. Exit codes: 0 if the pod fits or is placed, 1 if it does not fit, 2
-//! if the pod is unknown or the service cannot be reached. Nothing is decided here.
+//! [`source`] gets the explanation, from a recording [`recorded`] does, and [`render`] formats it. Exit codes: 0 if the pod fits
+//! or is placed, 1 if it does not fit, 2 if the pod is unknown or the service cannot be reached. Nothing is decided here.
 
 mod recorded;
 mod render;

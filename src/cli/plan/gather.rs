@@ -1,5 +1,5 @@
-//! What a plan of capacity is asked, read from files: the policy, the pods of manifests and of a dump, and kinds of nodes from Node
-//! objects. Nothing is decided here; what cannot be part of a plan is named.
+//! What a plan of capacity is asked, read from files: the policy, the pods of manifests and of a dump, and kinds of nodes from
+//! Node objects. Nothing is decided here; what cannot be part of a plan is named.
 
 use crate::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateHost};
 use crate::capacity_plan::report::{NotHeldReason, PodNotHeld};

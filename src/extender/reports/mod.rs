@@ -77,10 +77,9 @@ pub fn reports(
         let outcome = match serde_json::from_str(text) {
             Ok(report) => take(extender, sender, received, report, text),
             Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
-            Err(error) => Err(ReportError::Malformed(super::request::with_path::<NodeReport>(
-                text.as_bytes(),
-                &error,
-            ))),
+            Err(error) => {
+                Err(ReportError::Malformed(super::request::with_path::<NodeReport>(text.as_bytes(), &error)))
+            }
         };
         let label = result.note(place, outcome);
         extender.service.metrics.reports.with_label_values(&[label]).inc();

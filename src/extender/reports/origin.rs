@@ -1,9 +1,9 @@
-//! The machine that an agent's reports belong to: the one that had the Node's name when the first report arrived or, if the agent was
-//! faster than the watch of nodes, the next one.
+//! The machine that an agent's reports belong to: the one that had the Node's name when the first report arrived or, if the agent
+//! was faster than the watch of nodes, the next one.
 //!
-//! A machine with other GPUs may reuse a node name. Late reports of the old machine must not restore its GPUs, and reports of the new
-//! machine must not be refused for long, because without them nothing is placed there. A report does not name its Node object, so the
-//! machine is derived from the arrival times, and from the GPUs in the first report.
+//! A machine with other GPUs may reuse a node name. Late reports of the old machine must not restore its GPUs, and reports of the
+//! new machine must not be refused for long, because without them nothing is placed there. A report does not name its Node
+//! object, so the machine is derived from the arrival times, and from the GPUs in the first report.
 
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node::NodeIdentity;

@@ -19,7 +19,8 @@ use workload::{Made, PodTemplate};
 const STANDARD_INPUT: &str = "-";
 /// As for a dump: the file is the operator's own.
 const MAX_YAML_EVENTS: usize = 200_000_000;
-/// More GPU pods than the largest clusters run: a number of replicas beyond it is a slip. The time of a plan grows with its square.
+/// More GPU pods than the largest clusters run: a number of replicas beyond it is a slip. The time of a plan grows with its
+/// square.
 const MAX_PODS: usize = 20_000;
 /// Endings of manifests in a directory.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
@@ -194,8 +195,8 @@ impl Manifests {
         own.into_iter().chain(named).collect()
     }
 
-    /// With what each object is counted. Owners are followed as far as they are there: the workers of a group belong to its leader's
-    /// Pod, that to a StatefulSet, and that to the LeaderWorkerSet.
+    /// With what each object is counted. Owners are followed as far as they are there: the workers of a group belong to its
+    /// leader's Pod, that to a StatefulSet, and that to the LeaderWorkerSet.
     fn counted(&self, made: &[Made]) -> Vec<Counted> {
         let named = |(place, object): (usize, &ManifestObject)| (object.identity(), place);
         let places: BTreeMap<Identity, usize> = self.0.iter().enumerate().map(named).collect();

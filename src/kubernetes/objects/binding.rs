@@ -61,8 +61,8 @@ fn annotations(
     annotations
 }
 
-/// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding, and
-/// refuses each later write of a pod that has an invalid one: its kubelet could not report that it runs, or has ended.
+/// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding,
+/// and refuses each later write of a pod that has an invalid one: its kubelet could not report that it runs, or has ended.
 fn nri_key(container: &str) -> Option<String> {
     let key = format!("{}{container}", written::NRI_PREFIX);
     let (_, name) = key.split_once('/')?;

@@ -1,8 +1,8 @@
 //! Pods on which planning fails: a panic, which is a defect of Stowage and must keep no other pod from being planned.
 //!
-//! A failed run has many pods. The planner bisects it: it plans each half by itself, then the halves of the half that fails, down to a
-//! single pod. It leaves that pod out of other runs from then on, and plans it alone after a growing pause. Until then the pod waits
-//! like any pod that cannot be placed.
+//! A failed run has many pods. The planner bisects it: it plans each half by itself, then the halves of the half that fails, down
+//! to a single pod. It leaves that pod out of other runs from then on, and plans it alone after a growing pause. Until then the
+//! pod waits like any pod that cannot be placed.
 
 use crate::ids::PodUid;
 use crate::kubernetes::retry::{Backoff, RetryState};

@@ -1,8 +1,8 @@
 //! Lifts the gates of nominated pods, once the watch shows the nomination.
 //!
-//! The API server makes a patch on the pod as its cache has it. A patch that follows another write at once meets the pod from before
-//! that write, fails at the store, and is made again on the pod as it is: its admission policies run twice, and it costs twice as
-//! much. What a watch shows, the cache has.
+//! The API server makes a patch on the pod as its cache has it. A patch that follows another write at once meets the pod from
+//! before that write, fails at the store, and is made again on the pod as it is: its admission policies run twice, and it costs
+//! twice as much. What a watch shows, the cache has.
 
 use super::Planner;
 use super::write::PlannerWrite;

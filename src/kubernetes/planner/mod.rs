@@ -1,13 +1,13 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
-//! pod is bound or the reservation ends ([`ended_reservations`]); a nominated pod's gate is lifted ([`gates`]). A pod that cannot be placed gets the reason in its condition
-//! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbors of
-//! engines under pressure ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of
-//! a group that stays
-//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`](crate::kubernetes::retry)).
+//! pod is bound or the reservation ends ([`ended_reservations`]); a nominated pod's gate is lifted ([`gates`]). A pod that cannot
+//! be placed gets the reason in its condition ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake
+//! ([`loans`]). It evicts neighbors of engines under pressure ([`relief`]), pods that use more than their grants if the policy
+//! says so ([`overuse`]), and the rest of a group that stays incomplete ([`orphaned_members`]). Failed actions are retried later
+//! ([`retry`](crate::kubernetes::retry)).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
-//! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`mod@write`]); those of
-//! one pod are sent in the order in which they were requested ([`writes`]), and async code only carries them.
+//! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`mod@write`]); those
+//! of one pod are sent in the order in which they were requested ([`writes`]), and async code only carries them.
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
@@ -151,7 +151,8 @@ impl Planner {
         (self.pressure, self.pressure_look) = Default::default();
     }
 
-    /// Waits until a write, the planning run or a look for pressure ends, and handles its result. Never ends while none is in progress.
+    /// Waits until a write, the planning run or a look for pressure ends, and handles its result. Never ends while none is in
+    /// progress.
     pub async fn go_on(&mut self) {
         tokio::select! {
             biased;

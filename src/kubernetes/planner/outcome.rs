@@ -110,8 +110,8 @@ impl Planner {
         }
     }
 
-    /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that. The planner's
-    /// own are written after the end.
+    /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that. The
+    /// planner's own are written after the end.
     fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
         let is_own = self.progress_of.get(uid).is_some_and(ReservationProgress::is_own);
         if !is_own && has_reservation(&self.service.cluster(), uid) {

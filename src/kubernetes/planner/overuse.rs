@@ -42,7 +42,8 @@ impl Planner {
         }
     }
 
-    /// A pod that was to be evicted, and keeps to its grant by now or may be over it by another policy, stays: its condition says so.
+    /// A pod that was to be evicted, and keeps to its grant by now or may be over it by another policy, stays: its condition says
+    /// so.
     fn forget_pods_that_stay(&mut self) {
         if self.overusing.is_empty() {
             return;

@@ -249,8 +249,8 @@ impl Planner {
         self.writes.add(PlannerWrite::Evict { key, uid, why, task });
     }
 
-    /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate is
-    /// lifted after it.
+    /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate
+    /// is lifted after it.
     pub(super) fn nominate(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };

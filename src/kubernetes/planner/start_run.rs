@@ -18,8 +18,8 @@ use crate::units::{Millis, Moment};
 use std::time::Duration;
 use tracing::{error, info};
 
-/// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand equal ones that cannot be placed each is tried within
-/// five seconds.
+/// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand equal ones that cannot be placed each is tried
+/// within five seconds.
 pub(super) const PODS_PER_RUN: usize = 2048;
 /// Maximum pods placed in one run: all of them take effect at once.
 const PLACED_AT_ONCE: usize = 256;

@@ -147,8 +147,8 @@ impl PlannerWrite {
         )
     }
 
-    /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have changed,
-    /// while it was queued.
+    /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have
+    /// changed, while it was queued.
     pub fn begin(self, ledger: &Ledger) -> Option<Self> {
         let reservation = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
         let is_due = match &self {

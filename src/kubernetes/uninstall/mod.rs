@@ -1,7 +1,8 @@
 //! Takes back what Stowage wrote on nodes and pods, so that a cluster without it has nothing left that waits for it.
 //!
-//! Runs with the rights of the user who removes Stowage, after its manifests are deleted. What it finds it takes off with one write
-//! each; those of pods and Leases name the object's UID. It can be interrupted and run again. [`leftovers`] says what there is.
+//! Runs with the rights of the user who removes Stowage, after its manifests are deleted. What it finds it takes off with one
+//! write each; those of pods and Leases name the object's UID. It can be interrupted and run again. [`leftovers`] says what there
+//! is.
 
 mod leftovers;
 

@@ -9,8 +9,8 @@ use tokio_util::task::AbortOnDropHandle;
 /// As many as a page has: one page is applied, one waits, and one is read.
 const TOGETHER: usize = super::PAGE as usize;
 
-/// Events that were there at once: to wake the other task for each would take longer than to read one. After the beginning of a list
-/// nothing is read ahead: it is alone, and has a channel that says when it was handled.
+/// Events that were there at once: to wake the other task for each would take longer than to read one. After the beginning of a
+/// list nothing is read ahead: it is alone, and has a channel that says when it was handled.
 type Batch<K> = (Vec<Result<Event<K>>>, Option<oneshot::Sender<()>>);
 
 /// The same events, read by a task of its own. The beginning of a list is handled before the list is requested: pods that come

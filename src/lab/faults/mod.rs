@@ -14,8 +14,8 @@
 //! ([`crate::service::ChangeCount`]), and the random numbers of retries are seeded. So a seed is a history, to the byte:
 //! [`play`] twice gives the same text.
 //!
-//! [`fault`] lists what can go wrong, [`fates`] draws the outcomes of requests, `oracle` says what must not be, [`planted`] are bugs
-//! that the oracle has to find, [`shrink`](mod@shrink) makes a failing history small, and [`campaign`] plays many seeds.
+//! [`fault`] lists what can go wrong, [`fates`] draws the outcomes of requests, `oracle` says what must not be, [`planted`] are
+//! bugs that the oracle has to find, [`shrink`](mod@shrink) makes a failing history small, and [`campaign`] plays many seeds.
 
 pub mod campaign;
 mod clock;

@@ -111,8 +111,8 @@ pub fn granted_per_gpu(pod: &Value) -> Option<u64> {
     Some(granted.div_ceil(gpus.len() as u64))
 }
 
-/// A pod that has its GPUs to itself is granted what each of them has free, all of it in one sum. Its engine is told the least of them,
-/// and may use that of each; what the pod asks for it has in any case.
+/// A pod that has its GPUs to itself is granted what each of them has free, all of it in one sum. Its engine is told the least of
+/// them, and may use that of each; what the pod asks for it has in any case.
 fn usable_per_gpu(pod: &Value) -> Option<u64> {
     let fraction = pod["metadata"]["annotations"]["stowage.dev/gpu-memory-fraction"].as_str()?;
     let hundredths: u64 = fraction.replace('.', "").parse().ok()?;

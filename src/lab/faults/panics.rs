@@ -1,5 +1,5 @@
-//! Panics of a history. Most are caught on their way: by the runtime, by the router, by the planner, which leaves a pod out on which
-//! planning fails. The service goes on, so nothing else here would tell of them.
+//! Panics of a history. Most are caught on their way: by the runtime, by the router, by the planner, which leaves a pod out on
+//! which planning fails. The service goes on, so nothing else here would tell of them.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;

@@ -29,8 +29,8 @@ pub struct RecordedDemand {
     has_begun: bool,
     /// Pods that were evicted and not replaced yet, by their owners.
     unreplaced: BTreeMap<OwnerUid, Vec<PodUid>>,
-    /// What kube-scheduler's filters see of a pod that is not among the pods: if it asks for GPUs, the next input shows it. Other pods
-    /// are not in the ledger, and are the world's.
+    /// What kube-scheduler's filters see of a pod that is not among the pods: if it asks for GPUs, the next input shows it. Other
+    /// pods are not in the ledger, and are the world's.
     unknown: Option<FilterPodObserved>,
 }
 

@@ -9,8 +9,8 @@
 //! Two loops are played side by side, one under the recorded policy and one under the other: what the model leaves out is left out
 //! of both. How far the first agrees with what was recorded says how far the model can be believed ([`comparison`]).
 //!
-//! Left out: kube-scheduler's queue and its other plugins' scores (a pod is bound where Stowage ranks it first), its own preemption
-//! (the planner's stands for it), and what a placement changes of files and caches on nodes.
+//! Left out: kube-scheduler's queue and its other plugins' scores (a pod is bound where Stowage ranks it first), its own
+//! preemption (the planner's stands for it), and what a placement changes of files and caches on nodes.
 
 pub mod comparison;
 pub mod demand;

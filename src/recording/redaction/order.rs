@@ -77,8 +77,8 @@ fn between(above: &str, below: Option<&str>) -> String {
     };
     let letters = ('a'..='z').cycle().skip(usize::from(b'x' - b'a')).take(26).map(String::from);
     let longer = ['x', '-', '.', '!'].into_iter().map(|end| format!("{above}{end}"));
-    // Between a text and one that begins with it there are only such that go on with a lesser character, and `!` is the least that a
-    // name may have.
+    // Between a text and one that begins with it there are only such that go on with a lesser character, and `!` is the least
+    // that a name may have.
     letters.chain(longer).find(fits).unwrap_or_else(|| format!("{above}!"))
 }
 

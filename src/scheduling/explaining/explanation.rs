@@ -418,7 +418,8 @@ pub struct GpuPart {
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
     pub obstacles: Vec<Obstacle>,
-    /// What the pod gains here by waking an engine of its model that sleeps; `None` if none does, or the pod would not get the GPU.
+    /// What the pod gains here by waking an engine of its model that sleeps; `None` if none does, or the pod would not get the
+    /// GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<WakePart>,
 }

@@ -2,8 +2,8 @@
 //! each answers. For routers, autoscalers and people, and never for a decision.
 //!
 //! Times are those by which nodes are ranked: the policy's speeds, corrected by what was learned of engines that started before.
-//! They are the times of the engine that the pod runs or, for a new pod, of the engine that the existing pods of the model run. Image
-//! pulls are not included, because the images of a new pod are unknown.
+//! They are the times of the engine that the pod runs or, for a new pod, of the engine that the existing pods of the model run.
+//! Image pulls are not included, because the images of a new pod are unknown.
 //!
 //! It reads a copy of the ledger, so no request waits for it, and returns one page at a time, so an answer does not grow with the
 //! cluster. A node without a recent report counts as unknown.

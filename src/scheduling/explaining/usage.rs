@@ -1,4 +1,5 @@
-//! How much of the cluster each class and tenant has, in VRAM and pods, and each GPU by itself. For gauges, and never for a decision.
+//! How much of the cluster each class and tenant has, in VRAM and pods, and each GPU by itself. For gauges, and never for a
+//! decision.
 //!
 //! Sums are made again of the pods each time, on a copy of the ledger. Of each pod counts what it takes or has reserved; so the
 //! classes add up to the whole, and so do the tenants with what has none.

@@ -1,9 +1,9 @@
 //! Persistent volumes, claims and storage classes, and what they say of the nodes on which a pod may run.
 //!
-//! A bound claim is evaluated by its volume's node affinity and zone labels (VolumeBinding, VolumeZone), an unbound one whose class
-//! waits for the first consumer by the class's topologies. Not supported, and reported as such: volumes that exist already and wait for
-//! a claim, claims of one pod at a time, claims that are not bound although their class does not wait, and nodes that may have no
-//! attachment left. Storage capacity (CSIStorageCapacity) is not looked at.
+//! A bound claim is evaluated by its volume's node affinity and zone labels (VolumeBinding, VolumeZone), an unbound one whose
+//! class waits for the first consumer by the class's topologies. Not supported, and reported as such: volumes that exist already
+//! and wait for a claim, claims of one pod at a time, claims that are not bound although their class does not wait, and nodes
+//! that may have no attachment left. Storage capacity (CSIStorageCapacity) is not looked at.
 //!
 //! There may be a hundred thousand claims, and few of them are of pods that wait: what is kept of each is small, and in shards,
 //! so that a change while a plan reads the view copies one shard.

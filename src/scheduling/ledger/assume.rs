@@ -111,7 +111,8 @@ pub struct Expired {
     pub may_be_more: bool,
 }
 
-/// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a copy.
+/// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a
+/// copy.
 const DEADLINES_AT_ONCE: usize = 16;
 
 impl Ledger {

@@ -2,8 +2,8 @@
 //! since.
 //!
 //! A plan works on a copy that is made while everything else waits for the lock. Of pods, of which there may be a million, only
-//! groups of shards are counted then, and of nodes pieces; the first change of one afterwards copies its shard or its piece only. What
-//! the states mean is not known here.
+//! groups of shards are counted then, and of nodes pieces; the first change of one afterwards copies its shard or its piece only.
+//! What the states mean is not known here.
 
 use super::node_state::NodeState;
 use super::pod_state::PodState;

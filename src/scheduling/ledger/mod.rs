@@ -146,8 +146,8 @@ impl Ledger {
         Self { policy, packing, ..Self::default() }
     }
 
-    /// An empty ledger under this policy. Its generations go on from those of this one: nothing that others keep of a state of this
-    /// ledger is taken for one of that.
+    /// An empty ledger under this policy. Its generations go on from those of this one: nothing that others keep of a state of
+    /// this ledger is taken for one of that.
     pub(in crate::scheduling) fn emptied(&self, policy: Arc<Policy>) -> Self {
         Self { node_states: self.node_states.emptied(), ..Self::new(policy) }
     }

@@ -99,8 +99,8 @@ impl Ledger {
         self.refresh(name);
     }
 
-    /// Where an agent found pods that no UUID records says nothing of another machine: its kubelet starts what is bound to the node, by
-    /// the recorded index or wherever there is room.
+    /// Where an agent found pods that no UUID records says nothing of another machine: its kubelet starts what is bound to the
+    /// node, by the recorded index or wherever there is room.
     fn forget_locations(&mut self, name: &NodeName) {
         let is_located = |uid: &&PodUid| {
             self.pod_states[*uid].bound().is_some_and(|bound| bound.node == *name && bound.located.is_some())

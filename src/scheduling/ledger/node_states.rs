@@ -304,8 +304,8 @@ impl NodeStates {
         }
     }
 
-    /// All nodes under another policy, with sums and a snapshot of their own. Their generations stay: what is remembered of a node is
-    /// remembered with the policy's version, too.
+    /// All nodes under another policy, with sums and a snapshot of their own. Their generations stay: what is remembered of a
+    /// node is remembered with the policy's version, too.
     pub(super) fn under_policy(&self, change: &PolicyChange<'_>, pods: &PodStates) -> Self {
         let publication = Publication::at(self.publication.generation(), self.publication.epoch());
         let mut changed = Self { nodes: self.nodes.clone(), publication, ..Self::default() };
@@ -314,8 +314,8 @@ impl NodeStates {
         changed
     }
 
-    /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy are
-    /// brought under the policy now. Answers what was here.
+    /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy
+    /// are brought under the policy now. Answers what was here.
     pub(super) fn take_changed(
         &mut self,
         earlier: &Self,

@@ -82,8 +82,8 @@ impl Ledger {
         }
     }
 
-    /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the copy
-    /// was made, makes no difference.
+    /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the
+    /// copy was made, makes no difference.
     pub(in crate::scheduling) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
         if !self.is_packing_learned() {
             return summarized.into_summaries();

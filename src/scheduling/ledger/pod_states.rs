@@ -191,8 +191,8 @@ impl PodStates {
         changed
     }
 
-    /// Takes the pods of `changed`, which were made of an `earlier` copy by that change. Pods that have come or changed since the copy
-    /// are changed now, and those that went stay away. Answers the pods that were here.
+    /// Takes the pods of `changed`, which were made of an `earlier` copy by that change. Pods that have come or changed since the
+    /// copy are changed now, and those that went stay away. Answers the pods that were here.
     pub(super) fn take_changed(
         &mut self,
         earlier: &Self,

@@ -1,10 +1,10 @@
 //! Another policy for the same pods and nodes.
 //!
-//! To classify a million pods again, and to add up all nodes, takes seconds, and no request should wait for it. So it is done beside
-//! the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::take_policy`] puts the result in place in one step.
-//! What has changed since the copy was made shows by what both do not share, and only that is done under the lock; so that it is
-//! little, [`PreparedPolicy::caught_up`] does most of it beside the lock, too. Every decision is made by one policy or by the other,
-//! and whether a policy was prepared, and when, makes no difference.
+//! To classify a million pods again, and to add up all nodes, takes seconds, and no request should wait for it. So it is done
+//! beside the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::take_policy`] puts the result in
+//! place in one step. What has changed since the copy was made shows by what both do not share, and only that is done under the
+//! lock; so that it is little, [`PreparedPolicy::caught_up`] does most of it beside the lock, too. Every decision is made by one
+//! policy or by the other, and whether a policy was prepared, and when, makes no difference.
 
 use super::Ledger;
 use super::copy_on_write::PodMap;
@@ -73,8 +73,8 @@ impl PreparedPolicy {
         Self { earlier: Box::new(copy), changed: Box::new(changed), classified: Arc::new(classified) }
     }
 
-    /// The same, made of a later copy of the same ledger. Only what has changed between the two is gone through, so that it takes less
-    /// time than the first preparation, and less has changed once it is done.
+    /// The same, made of a later copy of the same ledger. Only what has changed between the two is gone through, so that it takes
+    /// less time than the first preparation, and less has changed once it is done.
     pub fn caught_up(self, copy: Ledger) -> Self {
         if !self.is_current(&copy) {
             return Self::new(copy, Policy::clone(&self.changed.policy));

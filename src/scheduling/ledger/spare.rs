@@ -1,6 +1,6 @@
-//! Spare GPUs: which free GPUs a pod of a preemptible class may not take. A rule of `planning.spare` keeps its last GPUs: such a pod
-//! takes a wholly free GPU that counts for the rule only if, beside all the GPUs that the pod requests, as many are free as the rule
-//! keeps. So no order of pods leaves fewer. Pods of other classes take them; they become free again as pods leave.
+//! Spare GPUs: which free GPUs a pod of a preemptible class may not take. A rule of `planning.spare` keeps its last GPUs: such a
+//! pod takes a wholly free GPU that counts for the rule only if, beside all the GPUs that the pod requests, as many are free as
+//! the rule keeps. So no order of pods leaves fewer. Pods of other classes take them; they become free again as pods leave.
 
 use super::Ledger;
 use crate::ids::NodeName;

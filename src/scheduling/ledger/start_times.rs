@@ -1,8 +1,8 @@
 //! How long engines take to start: what was expected of each that was bound, what was observed, and what follows for the next.
 //!
 //! A start is expected when a pod is assumed, or when a watch shows a pod that waited on its node, so that a standby learns what
-//! the leader learns. It ends when the watch shows the pod ready. Starts are not
-//! observed of a pod whose container was restarted, that has no readiness or startup probe, or that became ready while no watch ran.
+//! the leader learns. It ends when the watch shows the pod ready. Starts are not observed of a pod whose container was restarted,
+//! that has no readiness or startup probe, or that became ready while no watch ran.
 //!
 //! What was learned is bounded and kept in memory alone. It changes when starts end, in [`Ledger::observe_start`].
 
@@ -153,7 +153,8 @@ impl PodStart {
         starts: &StartModel,
         speeds: &LoadingSpeeds,
     ) -> Option<Arc<Self>> {
-        // What a pod's model weighs that asks a device plugin is not known here, and what is no engine is ready before its model is.
+        // What a pod's model weighs that asks a device plugin is not known here, and what is no engine is ready before its model
+        // is.
         let is_timed = demand.terms.engine && demand.model.is_some() && !demand.asks_plugin();
         let expected = is_timed.then(|| rank::ready(node, demand, starts, speeds))??;
         let gpu = node.gpu_model().cloned();

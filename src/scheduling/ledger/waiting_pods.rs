@@ -148,8 +148,8 @@ impl Ledger {
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
-    /// priority, class, and time; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many of the gated, in
-    /// turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
+    /// priority, class, and time; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many
+    /// of the gated, in turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = self.shared_whole();

@@ -1,9 +1,9 @@
 //! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look
 //! at all of them: every round of the planner asks, under the ledger's lock.
 //!
-//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority comes first, then the tenant that borrows
-//! least, then the earlier class, and within those the pod that was looked at the longest ago. A part of each round goes to the longest-waiting pods, whatever their
-//! priority. What a pod waits for is not known here.
+//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority comes first, then the tenant that
+//! borrows least, then the earlier class, and within those the pod that was looked at the longest ago. A part of each round goes
+//! to the longest-waiting pods, whatever their priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};

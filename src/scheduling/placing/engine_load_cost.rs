@@ -1,5 +1,5 @@
-//! What the load of the engines on a GPU costs a demand: nothing up to half of a limit of the demand's class, the whole part at the
-//! limit, and ever more steeply between them.
+//! What the load of the engines on a GPU costs a demand: nothing up to half of a limit of the demand's class, the whole part at
+//! the limit, and ever more steeply between them.
 
 use super::rank::WHOLE_PART;
 use crate::scheduling::vocabulary::classification::ClassTerms;
@@ -52,8 +52,8 @@ impl EngineLoadCost {
         Self(thousandths.min(AT_LIMIT.into()) as u16)
     }
 
-    /// What is to be said against the GPU, up to [`WHOLE_PART`]: the square of the share of the limit's upper half that is in use. Up
-    /// to half of the limit packing decides, and the exact load only between places that are packed equally well.
+    /// What is to be said against the GPU, up to [`WHOLE_PART`]: the square of the share of the limit's upper half that is in
+    /// use. Up to half of the limit packing decides, and the exact load only between places that are packed equally well.
     pub fn part(self) -> u32 {
         let beyond = u32::from(self.0.saturating_sub(AT_LIMIT / 2));
         beyond.pow(2) / (u32::from(AT_LIMIT / 2).pow(2) / WHOLE_PART)

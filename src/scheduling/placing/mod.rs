@@ -1,8 +1,8 @@
 //! Where a pod goes: [`snapshot`] is the cluster at one generation; [`fit`] says whether a node can take the pod, and why not;
 //! [`affinity`] chooses the GPUs on which an engine sleeps that the pod may wake; of others [`pack`] chooses by their [`packing`]
 //! cost: the usable VRAM that is lost ([`learned`]), or best fit; [`engine_load_cost`] says what joining busy engines costs, and
-//! [`start_model`] when an engine would answer there; [`rank`] orders the nodes; [`score_cache`] remembers what a node scored for a
-//! demand until the node changes.
+//! [`start_model`] when an engine would answer there; [`rank`] orders the nodes; [`score_cache`] remembers what a node scored for
+//! a demand until the node changes.
 //!
 //! All of it reads a snapshot and changes nothing. Evictions are not considered here.
 

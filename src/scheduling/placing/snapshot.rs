@@ -1,8 +1,8 @@
 //! An immutable view of the cluster. A decision reads one snapshot from beginning to end, so it never sees half a change.
 //!
-//! Snapshots are shared. The ledger changes the latest one in place while it has no reader. Otherwise it changes a copy, which shares
-//! all but the changed nodes and their nearest neighbors; so a change of one node costs little, and so does a node that comes or
-//! goes.
+//! Snapshots are shared. The ledger changes the latest one in place while it has no reader. Otherwise it changes a copy, which
+//! shares all but the changed nodes and their nearest neighbors; so a change of one node costs little, and so does a node that
+//! comes or goes.
 
 use super::learned::{NodeSummary, PackingModel};
 use super::node_names::NodeNames;
@@ -44,8 +44,8 @@ impl PartialEq for Snapshot {
 
 impl Eq for Snapshot {}
 
-/// Summaries by a model that is not in force any more. To let go of those of a large cluster takes milliseconds: do that beside the
-/// lock.
+/// Summaries by a model that is not in force any more. To let go of those of a large cluster takes milliseconds: do that beside
+/// the lock.
 #[derive(Debug)]
 pub struct RetiredSummaries {
     _summaries: PieceList<OnceLock<NodeSummary>>,
@@ -188,8 +188,8 @@ impl Snapshot {
         self.node_summaries = self.nodes.iter().map(|_| OnceLock::new()).collect();
     }
 
-    /// The same with the summaries of a copy that has this model, as far as the nodes are as they were when it was made. Returns the
-    /// summaries before.
+    /// The same with the summaries of a copy that has this model, as far as the nodes are as they were when it was made. Returns
+    /// the summaries before.
     pub(crate) fn take_packing_model(
         &mut self,
         generation: u64,

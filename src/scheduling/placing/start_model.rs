@@ -197,7 +197,8 @@ impl StartModel {
         engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
-    /// How long an engine takes to start on GPUs of that model, as far as the cluster has learned, on a node that is not known yet.
+    /// How long an engine takes to start on GPUs of that model, as far as the cluster has learned, on a node that is not known
+    /// yet.
     pub fn usual_start(
         &self,
         gpu: Option<&GpuModel>,
@@ -298,8 +299,8 @@ impl ImageSizes {
         !before.eq(now.iter().map(|image| image.image)) || now.iter().any(is_larger)
     }
 
-    /// A node that had `before` has `now`. Each image is in each list at most once. Where nodes do not agree on a size, the largest
-    /// counts: one that followed the latest word would change with every word, and all start times with it.
+    /// A node that had `before` has `now`. Each image is in each list at most once. Where nodes do not agree on a size, the
+    /// largest counts: one that followed the latest word would change with every word, and all start times with it.
     pub fn replace(&mut self, before: impl Iterator<Item = ImageId>, now: &[NodeImage]) {
         // What it has now comes first, so that what it keeps is never without a node.
         for NodeImage { image, bytes } in now {

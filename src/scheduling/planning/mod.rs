@@ -4,9 +4,9 @@
 //! The queue is processed in its order, twice: first every pod that needs no eviction gets its place or is woken, then pods are
 //! evicted for the rest. Within one priority the tenants have their [`turns`]. After the first pod that may evict, those of lower
 //! priority wait until it has its place: what they would take may be what it evicts least for. Each pod is placed beside those
-//! before it: of ten that wait for one GPU, one gets it. The steps are data; nothing takes effect before the ledger itself has taken
-//! each reservation, checking it again. A plan keeps to its bounds ([`step_budget`]): it lists the pods that it did not reach, and
-//! the next plan begins there.
+//! before it: of ten that wait for one GPU, one gets it. The steps are data; nothing takes effect before the ledger itself has
+//! taken each reservation, checking it again. A plan keeps to its bounds ([`step_budget`]): it lists the pods that it did not
+//! reach, and the next plan begins there.
 //!
 //! [`node_ranking`] sorts the nodes for equal pods, [`state`] is the state between one pod and the next, [`preemption`] finds
 //! victims within the [`EvictionLimit`]s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only

@@ -271,7 +271,10 @@ impl PlanningState<'_> {
         set: &VictimSet,
         by: EvictionRight,
     ) -> Option<PlannedPlacement> {
-        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact, by)
+        let (uid, key) = (pod.uid.clone(), pod.key.clone());
+        let reservation = reservation_for(&self.ledger, set)?;
+        let (eviction_cost, exact) = (set.eviction_cost, set.exact);
+        self.reserve(PlannedPlacement { uid, key, reservation, eviction_cost, exact, by })
     }
 
     pub(super) fn reserve_set_by_moving(

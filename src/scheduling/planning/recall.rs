@@ -4,9 +4,9 @@
 //! model come near their limits, somebody is about to wake it: so the reclaim begins then. It is a guess, and only the reclaim
 //! follows from it: the engine is told that it may wake when it has asked, and not before.
 //!
-//! A model is under pressure when each of its awake engines is, by the figures that decisions count: smoothed, with their trend. As
-//! long as one has room, requests have a place. Pressure begins at one figure and ends at another, and must last before it counts.
-//! A recall ends a loan, so that each one within an hour doubles the time until the next loan, however the load jitters.
+//! A model is under pressure when each of its awake engines is, by the figures that decisions count: smoothed, with their trend.
+//! As long as one has room, requests have a place. Pressure begins at one figure and ends at another, and must last before it
+//! counts. A recall ends a loan, so that each one within an hour doubles the time until the next loan, however the load jitters.
 
 use super::relief::is_pressed;
 use crate::ids::{GpuUuid, ModelId, PodUid};

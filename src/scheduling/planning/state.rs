@@ -158,8 +158,9 @@ impl<'a> PlanningState<'a> {
         self.pace.goes_on(0).then_some(looked)
     }
 
-    /// Whether the nodes are ranked for equal pods, so that a free place costs no look at all of them. Of several kinds of pods a run
-    /// ranks the nodes for some, and places all pods of these. None of another priority: one that is passed over may need the place.
+    /// Whether the nodes are ranked for equal pods, so that a free place costs no look at all of them. Of several kinds of pods a
+    /// run ranks the nodes for some, and places all pods of these. None of another priority: one that is passed over may need the
+    /// place.
     fn costs_little(&self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> bool {
         reach == PlanReach::Free
             && !pod.demand.asks_plugin()
@@ -315,23 +316,21 @@ impl<'a> PlanningState<'a> {
             victims: Arc::new([]),
             deadline: self.ledger.now() + self.ledger.policy().preemption.reservation_slack,
         };
-        self.reserve(pod, reservation, EvictionCost::default(), true, EvictionRight::Preemption)
+        self.reserve(PlannedPlacement {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            reservation,
+            eviction_cost: EvictionCost::default(),
+            exact: true,
+            by: EvictionRight::Preemption,
+        })
     }
 
-    /// Takes a reservation on the scratch ledger, whose victims are evicted by this right.
-    pub fn reserve(
-        &mut self,
-        pod: &PendingPod,
-        reservation: Reservation,
-        eviction_cost: EvictionCost,
-        exact: bool,
-        by: EvictionRight,
-    ) -> Option<PlannedPlacement> {
-        if !self.ledger.may_order(&reservation.victims) {
+    /// Takes a placement's reservation on the scratch ledger; `None` if a limit of evictions or the ledger refuses it.
+    pub fn reserve(&mut self, place: PlannedPlacement) -> Option<PlannedPlacement> {
+        if !self.ledger.may_order(&place.reservation.victims) {
             return None;
         }
-        let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        let place = PlannedPlacement { uid, key, reservation, eviction_cost, exact, by };
         place.take(&mut self.ledger).ok()?;
         self.ledger.note_ordered(&place.reservation.victims);
         self.pace.spend(PLACEMENT);

@@ -23,8 +23,9 @@ impl PlanBounds<'static> {
         Self { free: u64::MAX, evictions: u64::MAX, places: usize::MAX, is_stopped: &|| false };
 }
 
-/// Steps of one run of a service for each kind of work; a step is one to two microseconds. A run with both takes about a quarter of a
-/// second at 5,000 nodes, however many pods are pending, and in proportion longer with more: there each pod needs more steps, too.
+/// Steps of one run of a service for each kind of work; a step is one to two microseconds. A run with both takes about a quarter
+/// of a second at 5,000 nodes, however many pods are pending, and in proportion longer with more: there each pod needs more
+/// steps, too.
 pub fn steps_of_run(nodes: usize) -> u64 {
     STEPS.max(STEPS_PER_NODE * nodes as u64)
 }

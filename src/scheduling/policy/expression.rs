@@ -1,9 +1,9 @@
 //! A condition in CEL over one variable, `pod`: checked and compiled once, so that classifying a pod only evaluates it.
 //!
-//! A CEL expression always terminates, but nested loops can take arbitrarily long and build arbitrarily large strings. Its worst-case
-//! cost, in steps and in bytes, is computed before the expression is accepted ([`check`], [`cost`]). That cost holds for every pod
-//! within the bounds of [`cost`]; on any other pod the expression fails. An expression that
-//! fails on a pod does not match it.
+//! A CEL expression always terminates, but nested loops can take arbitrarily long and build arbitrarily large strings. Its
+//! worst-case cost, in steps and in bytes, is computed before the expression is accepted ([`check`], [`cost`]). That cost holds
+//! for every pod within the bounds of [`cost`]; on any other pod the expression fails. An expression that fails on a pod does not
+//! match it.
 
 mod check;
 mod cost;

@@ -1,8 +1,8 @@
 //! Windows: the hours of a week, in a time zone, in which a class or a rule of a policy holds.
 //!
 //! The core has no clock and no calendar. A policy names its windows and carries those that are open
-//! ([`Policy::open_windows`](super::Policy::open_windows)); the edge compares them with the wall clock and sets the policy again when
-//! one opens or closes.
+//! ([`Policy::open_windows`](super::Policy::open_windows)); the edge compares them with the wall clock and sets the policy again
+//! when one opens or closes.
 
 use crate::units::setting::serde_as_text;
 use crate::units::text::Malformed;

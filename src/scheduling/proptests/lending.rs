@@ -1,9 +1,9 @@
 //! VRAM that sleeping engines lend is never promised twice, whatever comes in between.
 //!
-//! The oracle is the hardware ([`world`]): a node whose processes have memory, beside an API server with its own record of pods, and
-//! a ledger that learns of both late, is stored and loaded, or restarts. Engines follow the protocol: they wake only after their
-//! pod showed that this very request was answered. They may crash at any time; then they ask nobody
-//! for the room to load again.
+//! The oracle is the hardware ([`world`]): a node whose processes have memory, beside an API server with its own record of pods,
+//! and a ledger that learns of both late, is stored and loaded, or restarts. Engines follow the protocol: they wake only after
+//! their pod showed that this very request was answered. They may crash at any time; then they ask nobody for the room to load
+//! again.
 
 mod world;
 

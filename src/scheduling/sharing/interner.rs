@@ -10,8 +10,8 @@ const FEW: usize = 1024;
 #[derive(Debug)]
 pub struct Interner<T: ?Sized> {
     known: FxHashSet<Arc<T>>,
-    /// With so many values those that nobody else has are forgotten: twice as many as were in use then, so that each new one pays a
-    /// constant share of that.
+    /// With so many values those that nobody else has are forgotten: twice as many as were in use then, so that each new one pays
+    /// a constant share of that.
     tidy_at: usize,
 }
 

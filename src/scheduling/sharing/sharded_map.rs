@@ -5,8 +5,8 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-/// A copy counts the groups, and the first change of a shard afterwards copies its group, which counts shards, and the shard, which
-/// has some hundreds of a million pods: microseconds each.
+/// A copy counts the groups, and the first change of a shard afterwards copies its group, which counts shards, and the shard,
+/// which has some hundreds of a million pods: microseconds each.
 const GROUPS: usize = 64;
 /// In each group.
 const SHARDS: usize = 64;

@@ -1,5 +1,5 @@
-//! The `bind` verb: allocates GPUs to the pod under the lock, before its Binding is written. [`binding`](super::binding) tells what
-//! follows from the write.
+//! The `bind` verb: allocates GPUs to the pod under the lock, before its Binding is written. [`binding`](super::binding) tells
+//! what follows from the write.
 
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodKey, PodUid};

@@ -13,11 +13,11 @@
 //!
 //! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
 //! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
-//! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as soon
-//! as the pod is not assumed with this placement any more.
+//! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as
+//! soon as the pod is not assumed with this placement any more.
 //!
-//! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on. A
-//! pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
+//! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on.
+//! A pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
 
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, NodeName, PodUid};

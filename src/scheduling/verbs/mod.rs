@@ -1,5 +1,5 @@
-//! The entry point of the core. Everything from kube-scheduler, the watches, the agents and the planner enters as an [`Input`], and
-//! a decision leaves as a value.
+//! The entry point of the core. Everything from kube-scheduler, the watches, the agents and the planner enters as an [`Input`],
+//! and a decision leaves as a value.
 //!
 //! A [`Cluster`] is everything that decisions are made on: the ledger and the view of kube-scheduler's filters. It changes in one
 //! way, [`Cluster::apply`], and each change is a value of its own ([`Input`]). The order of the inputs and the snapshot that a

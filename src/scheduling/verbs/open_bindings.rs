@@ -73,8 +73,8 @@ impl OpenBindings {
         pause(uid, record.reads - 1)
     }
 
-    /// None of the pod's Bindings can land any more: it is bound, or gone, or their time is over. A settling loop sees that with its
-    /// next read.
+    /// None of the pod's Bindings can land any more: it is bound, or gone, or their time is over. A settling loop sees that with
+    /// its next read.
     pub fn none_may_land(&mut self, uid: &PodUid) {
         if let Some(record) = self.open.get_mut(uid) {
             record.may_land = None;

@@ -121,8 +121,8 @@ pub struct LeftToPlanner(pub PodUid);
 enum VictimChoice {
     /// Whichever may be evicted, as few as are needed.
     Any,
-    /// All that kube-scheduler would evict, and the rest of their groups. It knows what Stowage chooses no victims by: ports, other resources than CPU and
-    /// memory, how many pods a node may have.
+    /// All that kube-scheduler would evict, and the rest of their groups. It knows what Stowage chooses no victims by: ports,
+    /// other resources than CPU and memory, how many pods a node may have.
     KubeSchedulers,
 }
 

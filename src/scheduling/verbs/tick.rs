@@ -21,8 +21,8 @@ pub struct Tick {
     pub is_leading: bool,
 }
 
-/// The first few of the deadlines that a [`Tick`] is about. When thousands pass at once, such as those of readings whose agents cannot
-/// reach this replica, a request waits for a few and not for all.
+/// The first few of the deadlines that a [`Tick`] is about. When thousands pass at once, such as those of readings whose agents
+/// cannot reach this replica, a request waits for a few and not for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartOfTick {
     pub now: Moment,

@@ -33,8 +33,8 @@ pub const MAX_GPUS: u32 = 64;
 /// The grace period that a pod has at most where others wait for its VRAM: Kubernetes lets its owner ask for any.
 pub const LONGEST_GRACE: Millis = Millis::seconds(3600);
 
-/// Nobody waits for a pod that may take longer to leave: neither a preemptor for one that is being deleted, nor a lender for one that
-/// borrows.
+/// Nobody waits for a pod that may take longer to leave: neither a preemptor for one that is being deleted, nor a lender for one
+/// that borrows.
 pub const LONGEST_WAIT: Millis = Millis::seconds(600);
 
 /// A pod's manifest, as far as placing it is concerned, in its own words.

@@ -94,7 +94,8 @@ pub struct ReusableEngine {
 }
 
 impl ReusableEngine {
-    /// Whether a pod with this demand may wake it, wherever there is room. An engine over two GPUs serves no pod that asks for one.
+    /// Whether a pod with this demand may wake it, wherever there is room. An engine over two GPUs serves no pod that asks for
+    /// one.
     pub fn suits(&self, demand: &Demand) -> bool {
         demand.model.as_ref() == Some(&self.model)
             && self.gpus.len() == demand.gpus

@@ -26,8 +26,8 @@ const DEFAULT_USER: &str = "library";
 
 impl ImageId {
     /// The image of a reference such as `vllm/vllm-openai` or `ghcr.io/org/image:tag`; `None` if it is empty. A short name means
-    /// what a container runtime makes of it: the registry `docker.io`, the tag `latest`. Beside a digest a tag means nothing, and a
-    /// node lists such an image by its digest.
+    /// what a container runtime makes of it: the registry `docker.io`, the tag `latest`. Beside a digest a tag means nothing, and
+    /// a node lists such an image by its digest.
     pub fn of(reference: &str) -> Option<Self> {
         let reference = reference.trim();
         if reference.is_empty() {

@@ -1,9 +1,8 @@
 //! The nouns of a decision: what a pod asks for ([`demand`]) and how it is classified ([`classification`]), GPUs ([`gpu`],
-//! [`device_plugin`]) and nodes ([`node`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model weights
-//! ([`model_tier`]) and images ([`image`]) are near, what engines have of a model on GPUs ([`engine_model`]) and how long they take
-//! to start there ([`start_time`]), what disrupting a pod costs or breaks ([`disruption_info`], [`disruption_budget`],
-//! [`label_selector`]), and
-//! where a pod is put ([`placement`]).
+//! [`device_plugin`]) and nodes ([`node`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model
+//! weights ([`model_tier`]) and images ([`image`]) are near, what engines have of a model on GPUs ([`engine_model`]) and how long
+//! they take to start there ([`start_time`]), what disrupting a pod costs or breaks ([`disruption_info`], [`disruption_budget`],
+//! [`label_selector`]), and where a pod is put ([`placement`]).
 //!
 //! Data and arithmetic on one value only: nothing here decides.
 

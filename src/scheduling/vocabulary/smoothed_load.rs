@@ -1,11 +1,11 @@
 //! How busy the engines on a GPU are, smoothed: what decisions count of a series of readings.
 //!
-//! A KV cache goes up and down by some per cent from second to second, and a decision that followed each of them would be made again
-//! every second. Three rules take the noise out:
+//! A KV cache goes up and down by some per cent from second to second, and a decision that followed each of them would be made
+//! again every second. Three rules take the noise out:
 //!
 //! - An average over the policy's time constant, corrected by its trend: an average of a cache that fills lags behind it.
-//! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average. After
-//!   nothing, neither cache nor queue, the first of them does: an engine has started there, and what was before says nothing of it.
+//! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average. After nothing,
+//!   neither cache nor queue, the first of them does: an engine has started there, and what was before says nothing of it.
 //! - What decisions count follows the average only when that has moved by a step, upwards earlier than downwards, or beyond a
 //!   limit of a class.
 //!
@@ -334,8 +334,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read, in whatever intervals: what is counted is within what was read, and a reading that stays is arrived at
-        /// to within a step.
+        /// Whatever is read, in whatever intervals: what is counted is within what was read, and a reading that stays is arrived
+        /// at to within a step.
         #[test]
         fn what_is_counted_arrives_at_a_load_that_stays(
             readings in prop::collection::vec((0u8..=100, any::<u32>(), 0u64..100_000), 1..30),

@@ -148,8 +148,8 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     }
 }
 
-/// A kube-apiserver that finds no etcd when it starts ends, and so does a kube-scheduler that loses the Lease. Stowage never ends by
-/// itself.
+/// A kube-apiserver that finds no etcd when it starts ends, and so does a kube-scheduler that loses the Lease. Stowage never ends
+/// by itself.
 fn revive(world: &mut RealControlPlane, replicas: &mut [Replica; 2]) {
     [&mut world.etcd, &mut world.apiserver].into_iter().for_each(TestProcess::revive);
     for replica in replicas {

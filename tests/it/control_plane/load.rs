@@ -1,8 +1,8 @@
 //! Measurements beside the real control plane, run by hand in a release build (`cargo test --release --test it
 //! control_plane::load -- --ignored --nocapture`): how long a bind takes beside a bare Binding ([`binds`]), what a pod costs each
-//! process when it is planned, when it is filtered, and without Stowage ([`throughput`]), and how soon a refused pod is bound when
-//! VRAM becomes free while a thousand others change all the time ([`wakes`]). `STOWAGE_BINARY` names the binary that is measured; the
-//! tests themselves then need no release build.
+//! process when it is planned, when it is filtered, and without Stowage ([`throughput`]), and how soon a refused pod is bound
+//! when VRAM becomes free while a thousand others change all the time ([`wakes`]). `STOWAGE_BINARY` names the binary that is
+//! measured; the tests themselves then need no release build.
 
 mod binds;
 mod throughput;

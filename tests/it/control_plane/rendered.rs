@@ -190,8 +190,8 @@ fn assert_same(of: &str, helm: &Helm, flags: &str, applied: Vec<Value>) {
     }
 }
 
-/// By kind and name, without what differs on purpose: labels of the tool, and how a changed configuration rolls the pods (Kustomize
-/// puts a hash into its name, the chart into an annotation).
+/// By kind and name, without what differs on purpose: labels of the tool, and how a changed configuration rolls the pods
+/// (Kustomize puts a hash into its name, the chart into an annotation).
 fn comparable(objects: Vec<Value>) -> BTreeMap<String, Value> {
     let each = objects.into_iter().map(|mut object| {
         let kind = object["kind"].as_str().unwrap().to_owned();

@@ -73,8 +73,8 @@ fn not_printed<'a>(printed: &str, shown: &Fence<'a>) -> Option<(usize, &'a str)>
     shown.find(|(_, text)| !printed.any(|line| line.trim_end() == untimed(text).trim_end())).copied()
 }
 
-/// The line with `N` for a number of milliseconds, and for the number of a replica and of a GPU of a node: of equal ones, any may be
-/// concerned.
+/// The line with `N` for a number of milliseconds, and for the number of a replica and of a GPU of a node: of equal ones, any may
+/// be concerned.
 fn untimed(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_count = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,13 +1,14 @@
-//! The client of the kubelet's pod-resources API is generated, and committed so that no build of Stowage compiles a generator. This
-//! generates it again: `cargo test -p protobuf-code` fails if the committed code is another, and with `STOWAGE_BLESS=1` writes it.
+//! The client of the kubelet's pod-resources API is generated, and committed so that no build of Stowage compiles a generator.
+//! This generates it again: `cargo test -p protobuf-code` fails if the committed code is another, and with `STOWAGE_BLESS=1`
+//! writes it.
 
 #![cfg(test)]
 
 use std::path::Path;
 
 const HEADER: &str = "\
-//! The messages and the client of the kubelet's pod-resources API; the server is for tests that stand in for a kubelet. Generated from
-//! `pod_resources.proto`: change that, then run `STOWAGE_BLESS=1 cargo test -p protobuf-code`.
+//! The messages and the client of the kubelet's pod-resources API; the server is for tests that stand in for a kubelet. Generated
+//! from `pod_resources.proto`: change that, then run `STOWAGE_BLESS=1 cargo test -p protobuf-code`.
 
 ";
 

@@ -1,5 +1,5 @@
-//! Pictures of simulations: one or two panels side by side, 16 by 9, or more one below the other. The file is SVG or PNG; a PNG uses a built-in font, so that it is the same
-//! on a machine without fonts. What is drawn is the subcommands'.
+//! Pictures of simulations: one or two panels side by side, 16 by 9, or more one below the other. The file is SVG or PNG; a PNG
+//! uses a built-in font, so that it is the same on a machine without fonts. What is drawn is the subcommands'.
 
 mod panel;
 

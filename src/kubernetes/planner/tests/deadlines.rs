@@ -235,8 +235,8 @@ fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_inst
     }
 }
 
-/// While the end of a reservation is being written, the verb makes another and writes its condition past the planner's queue. The end
-/// is answered when the test answers.
+/// While the end of a reservation is being written, the verb makes another and writes its condition past the planner's queue. The
+/// end is answered when the test answers.
 async fn held_again_while_the_end_is_written() -> (PlannerFixture, oneshot::Sender<()>) {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));

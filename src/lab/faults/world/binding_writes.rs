@@ -1,5 +1,5 @@
-//! Which Bindings replicas are asked for, and which they are writing: beside what it is asked for, a replica writes one Binding of a
-//! pod at a time, in a settling loop.
+//! Which Bindings replicas are asked for, and which they are writing: beside what it is asked for, a replica writes one Binding
+//! of a pod at a time, in a settling loop.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Reservations that landed while another leader acted than the one that made them, as only a proxy lets them. The leader that acts
-//! did not check them: it takes over none, and writes what stands instead, which is the end or a reservation of its own.
+//! Reservations that landed while another leader acted than the one that made them, as only a proxy lets them. The leader that
+//! acts did not check them: it takes over none, and writes what stands instead, which is the end or a reservation of its own.
 
 use super::super::oracle::reservation;
 use super::terms::ActingTerm;

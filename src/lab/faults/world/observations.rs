@@ -9,8 +9,8 @@ use super::*;
 /// Beyond the latest landing of a Binding: an agent's period, and how long a report is fresh.
 const SEEN_FOR: Duration = Duration::from_secs(8);
 
-/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least. Bindings may land up
-/// to their latest landing apart from their decisions.
+/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least. Bindings may land
+/// up to their latest landing apart from their decisions.
 const STARTS_ALONE: Duration = Duration::from_secs(20);
 
 impl FaultyCluster {

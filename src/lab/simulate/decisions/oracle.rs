@@ -1,5 +1,5 @@
-//! The oracle: whether an answer is right by the [record](super::record). Small worlds are searched by brute force: GPUs take a pod
-//! independently of each other, so a node fits if enough of its GPUs take the pod.
+//! The oracle: whether an answer is right by the [record](super::record). Small worlds are searched by brute force: GPUs take a
+//! pod independently of each other, so a node fits if enough of its GPUs take the pod.
 //!
 //! Both directions are checked. What passes must fit; what fits must not be refused, wherever it is certain what the core knows.
 

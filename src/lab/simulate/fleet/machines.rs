@@ -300,8 +300,8 @@ impl Machine {
         }
     }
 
-    /// Wakes an engine that sleeps on exactly these GPUs for the pod. Others sleep on: they hold host memory, and next to nothing of
-    /// a GPU.
+    /// Wakes an engine that sleeps on exactly these GPUs for the pod. Others sleep on: they hold host memory, and next to nothing
+    /// of a GPU.
     fn wake(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<Sleeper> {
         let mut places: Vec<usize> = devices.iter().filter_map(|device| self.place_of(device)).collect();
         places.sort_unstable();

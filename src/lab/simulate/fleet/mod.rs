@@ -1,10 +1,10 @@
 //! One fleet, simulated: hardware, pods from their submission to their end, engines, traffic and replicas, under a scheduler that
 //! is Stowage as it ships or one that it is compared with. The scenarios are played on it.
 //!
-//! [`machines`] is the hardware and the oracle of every run; [`stage`] has the clock and carries [`messages`] between the fleet and
-//! its [`schedulers`]; [`pods`] are what manifests say. [`engines`] is a fluid model of inference engines that batch continuously;
-//! [`traffic`] is what asks them: traces of serving, and generated days; [`replicas`] drives the number of a model's replicas from
-//! what its engines report. [`scenarios`] are the stories that are played on all of it.
+//! [`machines`] is the hardware and the oracle of every run; [`stage`] has the clock and carries [`messages`] between the fleet
+//! and its [`schedulers`]; [`pods`] are what manifests say. [`engines`] is a fluid model of inference engines that batch
+//! continuously; [`traffic`] is what asks them: traces of serving, and generated days; [`replicas`] drives the number of a
+//! model's replicas from what its engines report. [`scenarios`] are the stories that are played on all of it.
 
 pub mod engines;
 pub mod machines;

@@ -87,8 +87,8 @@ fn victim<'a>(
     Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, stays, stays_uid })
 }
 
-/// Whether the records of these Bindings alone contradict each other. A record that has been edited since the conflict was found may name
-/// other GPUs: that a pod is exclusive counts only if it did then.
+/// Whether the records of these Bindings alone contradict each other. A record that has been edited since the conflict was found
+/// may name other GPUs: that a pod is exclusive counts only if it did then.
 fn is_proven(kind: GpuConflictKind, pods: &[BoundOnGpu<'_>]) -> bool {
     if pods.len() < 2 {
         return false;

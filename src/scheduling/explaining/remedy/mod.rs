@@ -1,7 +1,7 @@
-//! Remedies: what would have to change for a pod that fits nowhere; and [`mod@impasse`], where no wait and no eviction helps. Each was found by changing one thing and asking the core
-//! again. [`request`] changes what the pod requests, [`lift_one_obstacle`] what excludes it, [`victims`] which pods are there;
-//! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to check next. Nothing here is
-//! guessed from an error's code.
+//! Remedies: what would have to change for a pod that fits nowhere; and [`mod@impasse`], where no wait and no eviction helps.
+//! Each was found by changing one thing and asking the core again. [`request`] changes what the pod requests,
+//! [`lift_one_obstacle`] what excludes it, [`victims`] which pods are there; [`sentence`] writes the text. For a pod that fits or
+//! has a reservation, the remedies say what to check next. Nothing here is guessed from an error's code.
 
 mod devices;
 mod impasse;

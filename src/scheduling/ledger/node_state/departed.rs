@@ -1,5 +1,5 @@
-//! Pods that have ended on a node and whose GPU memory may still be in use: the driver frees it after the API server has deleted the
-//! pod.
+//! Pods that have ended on a node and whose GPU memory may still be in use: the driver frees it after the API server has deleted
+//! the pod.
 
 use super::NodeState;
 use super::unaccounted_vram::observation;

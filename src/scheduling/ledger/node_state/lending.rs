@@ -7,8 +7,9 @@
 //! - when a pod borrows, all grants are at most its capacity, where a lender counts with what it keeps.
 //!
 //! An engine lends once reports have shown for a while that it sleeps and uses the same VRAM. It ends at once when it is to wake,
-//! when a report shows it awake, when it uses more, and when reports show that it is gone, as one is that restarts; what borrowers have then beyond the capacity is [`NodeState::overdrawn`].
-//! What is unknown (no report yet, an agent or an engine that is silent) lends nothing more, and takes nothing back.
+//! when a report shows it awake, when it uses more, and when reports show that it is gone, as one is that restarts; what
+//! borrowers have then beyond the capacity is [`NodeState::overdrawn`]. What is unknown (no report yet, an agent or an engine
+//! that is silent) lends nothing more, and takes nothing back.
 //!
 //! - [`lent`]: what lenders do not use, and who may have it;
 //! - [`reclaim`]: what borrowers have beyond what there is;

@@ -357,8 +357,8 @@ impl NodeState {
         is_new
     }
 
-    /// Counts its free GPUs again for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a node
-    /// on which Stowage places no pod.
+    /// Counts its free GPUs again for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a
+    /// node on which Stowage places no pod.
     pub(super) fn count_spare(&mut self) -> (SpareCounts, SpareCounts) {
         let Node { kind, closed, miscut, .. } = self.view;
         let mut now = SpareCounts::default();

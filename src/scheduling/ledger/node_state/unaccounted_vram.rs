@@ -117,7 +117,8 @@ impl NodeState {
         gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
     }
 
-    /// VRAM of a GPU that a believed reading shows with pods to which nothing is allocated on the node: they have ended, most often.
+    /// VRAM of a GPU that a believed reading shows with pods to which nothing is allocated on the node: they have ended, most
+    /// often.
     pub(in crate::scheduling::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
         let reading = self.believed_reading();
         let observation = reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));

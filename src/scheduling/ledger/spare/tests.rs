@@ -1,5 +1,5 @@
-//! No order of pods, binds, plans and policies lets preemptible pods take the last free GPUs. The oracle counts free GPUs from what
-//! pods hold, and knows nothing of how the ledger counts them.
+//! No order of pods, binds, plans and policies lets preemptible pods take the last free GPUs. The oracle counts free GPUs from
+//! what pods hold, and knows nothing of how the ledger counts them.
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName, PodUid};

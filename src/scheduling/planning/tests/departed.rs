@@ -54,8 +54,8 @@ fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
     assert_eq!(cluster.plan(), ["next on n after job"], "its memory is promised once");
 }
 
-/// The ledger has seen the pod end, and then a reservation of another leader lists it as a victim. VRAM that is attributed to a pod
-/// without a grant does not become free with it.
+/// The ledger has seen the pod end, and then a reservation of another leader lists it as a victim. VRAM that is attributed to a
+/// pod without a grant does not become free with it.
 #[test]
 fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
     let mut cluster = one_ended();

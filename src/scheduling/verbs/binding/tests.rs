@@ -55,8 +55,8 @@ impl BindFixture {
         self.cluster.apply(SettlingAsked { uid: uid("p"), placement: decision.placement.clone() })
     }
 
-    /// An API server that hangs has left a Binding to node `a` open, with its loop. The pod is deleted then, and kube-scheduler, whose
-    /// watch lags, asks for it once more.
+    /// An API server that hangs has left a Binding to node `a` open, with its loop. The pod is deleted then, and kube-scheduler,
+    /// whose watch lags, asks for it once more.
     fn deleted_with_an_open_binding(&mut self) -> BindDecision {
         let open = self.ask("a");
         assert_eq!(self.answered(&open, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);

@@ -1,5 +1,5 @@
-//! S3, cold start is time, not a flag: nodes have nothing, the image, the weights on disk or in memory, or an engine that sleeps on
-//! one of their GPUs, and each pod starts as long as what its node and GPU have makes it.
+//! S3, cold start is time, not a flag: nodes have nothing, the image, the weights on disk or in memory, or an engine that sleeps
+//! on one of their GPUs, and each pod starts as long as what its node and GPU have makes it.
 //!
 //! # The workloads
 //!
@@ -8,10 +8,10 @@
 //! its GPUs: each as likely as any other. Three fifths of all GPUs are busy, and an engine may sleep on those. What counts is what
 //! one placement is worth.
 //!
-//! *Six hours*: forty nodes of eight GPUs with 80 GB, on which files spread. Half of the nodes have the image, and on each of these
-//! up to six engines sleep; a quarter of the nodes have each model's weights on disk. Pods come at random, one every 20 s, serve
-//! for 40 minutes and end; then the engine sleeps on its GPUs, and can be woken there while they are free; 600 GB of host memory
-//! hold sleepers. All starts count, from the first.
+//! *Six hours*: forty nodes of eight GPUs with 80 GB, on which files spread. Half of the nodes have the image, and on each of
+//! these up to six engines sleep; a quarter of the nodes have each model's weights on disk. Pods come at random, one every 20 s,
+//! serve for 40 minutes and end; then the engine sleeps on its GPUs, and can be woken there while they are free; 600 GB of host
+//! memory hold sleepers. All starts count, from the first.
 //!
 //! In both, 36 models of 16 to 140 GB are asked for by Zipf's law (exponent 1). Weights come at 1 GB/s from the network, 3 GB/s
 //! from disk, 5 GB/s from the page cache, 20 GB/s from an engine that sleeps; an image at 100 MB/s; a start takes 20 s besides.

@@ -4,18 +4,19 @@
 //! # The workload
 //!
 //! A hundred models of 1B to 70B, of which rank r is asked for 1/r as often as rank 1; 15 requests a second together. Each has
-//! stretches of six minutes with four times its mean and of half an hour with two fifths of it. H100 in nodes of eight, every node
-//! with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them: where
-//! all came at once, a few models found no place on the same pool.
-//! Teams size an engine's grant for its busy stretches: weights, profile run, and a KV cache for the requests inside if it has half
-//! of a GPU's compute, and a quarter more; at least 8,192 tokens. Where one engine does not keep up with them, a team has as many as do.
-//! The policy's autoscaler adds up to eight, and in an hour a new version of every model is rolled out, one model after the other and
-//! one pod after the other: an old one leaves when the new one is ready and it has finished its requests. Pods with something to do
-//! take turns on their GPU: one beside two busy neighbors is three times as slow. A request is in time with a first token within 5 s
-//! and 0.2 s for each further one.
+//! stretches of six minutes with four times its mean and of half an hour with two fifths of it. H100 in nodes of eight, every
+//! node with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them:
+//! where all came at once, a few models found no place on the same pool. Teams size an engine's grant for its busy stretches:
+//! weights, profile run, and a KV cache for the requests inside if it has half of a GPU's compute, and a quarter more; at least
+//! 8,192 tokens. Where one engine does not keep up with them, a team has as many as do. The policy's autoscaler adds up to eight,
+//! and in an hour a new version of every model is rolled out, one model after the other and one pod after the other: an old one
+//! leaves when the new one is ready and it has finished its requests. Pods with something to do take turns on their GPU: one
+//! beside two busy neighbors is three times as slow. A request is in time with a first token within 5 s and 0.2 s for each
+//! further one.
 //!
-//! *GPUs* is the smallest pool with a place for every model and 99 % of the requests in time, by bisection. The other figures are of
-//! one pool for all variants: a fourth more than the engines' grants take without any gap, and jobs in what they leave ([`jobs`]).
+//! *GPUs* is the smallest pool with a place for every model and 99 % of the requests in time, by bisection. The other figures are
+//! of one pool for all variants: a fourth more than the engines' grants take without any gap, and jobs in what they leave
+//! ([`jobs`]).
 //!
 //! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; and kube-scheduler
 //! with whole GPUs for every engine, which then have all of its memory for their KV cache.

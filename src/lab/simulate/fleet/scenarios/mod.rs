@@ -1,6 +1,6 @@
-//! The scenarios: stories that people tell of GPU clusters, each with a workload, the shipped policy that serves it, the schedulers
-//! that it is compared with in the same run, and targets. A scenario is data ([`Scenario`]) and one function that plays a seed;
-//! [`report`] puts seeds together and evaluates the targets.
+//! The scenarios: stories that people tell of GPU clusters, each with a workload, the shipped policy that serves it, the
+//! schedulers that it is compared with in the same run, and targets. A scenario is data ([`Scenario`]) and one function that
+//! plays a seed; [`report`] puts seeds together and evaluates the targets.
 
 mod cold_start;
 mod endless_jobs;

@@ -3,17 +3,18 @@
 //!
 //! # The workload
 //!
-//! Twenty nodes of four H100. A 70B model over four GPUs a replica, with the traffic of a service that writes code: the trace of a
-//! day, or a generated one, scaled so that its peak keeps sixteen replicas seven tenths busy. The autoscaler is the one that ships as a metric, by
-//! the policy's targets for KV cache, queue and requests, with two to twenty replicas; a replica takes about a minute and a half to start, and finishes its requests
-//! before it goes, within two minutes. A request is late if its first token takes more than five seconds.
+//! Twenty nodes of four H100. A 70B model over four GPUs a replica, with the traffic of a service that writes code: the trace of
+//! a day, or a generated one, scaled so that its peak keeps sixteen replicas seven tenths busy. The autoscaler is the one that
+//! ships as a metric, by the policy's targets for KV cache, queue and requests, with two to twenty replicas; a replica takes
+//! about a minute and a half to start, and finishes its requests before it goes, within two minutes. A request is late if its
+//! first token takes more than five seconds.
 //!
 //! Jobs never run out, and eight are pending at any time: of one GPU (70 %), two or four, with ten minutes to two hours of work,
 //! even by logarithm. Four fifths of them save their work every ten minutes, and once more in the half minute that they have to
 //! leave; the others lose all that they have done. What is lost is done again.
 //!
-//! The variants: no jobs at all; victims in kube-scheduler's order; and Stowage's with replicas by an HPA on GPU utilization, which
-//! is near its top whenever an engine has a request.
+//! The variants: no jobs at all; victims in kube-scheduler's order; and Stowage's with replicas by an HPA on GPU utilization,
+//! which is near its top whenever an engine has a request.
 
 mod jobs;
 mod pool;

@@ -1,5 +1,5 @@
-//! S6, teams that share one pool: each has a guarantee of its own, borrows what the others leave idle, and gives it back when it is
-//! wanted.
+//! S6, teams that share one pool: each has a guarantee of its own, borrows what the others leave idle, and gives it back when it
+//! is wanted.
 //!
 //! # The workload
 //!
@@ -10,8 +10,8 @@
 //! submitted again. A team's queue keeps eight jobs pending.
 //!
 //! Pods have one of two PriorityClasses, as with a ResourceQuota for each: the higher one as far as the team stays within its
-//! guarantee, the lower one beyond. A PriorityClass cannot be changed, so a pod that waits with the lower one is created again when
-//! the guarantee has room for it.
+//! guarantee, the lower one beyond. A PriorityClass cannot be changed, so a pod that waits with the lower one is created again
+//! when the guarantee has room for it.
 //!
 //! The variants: Stowage; three static partitions of 6, 6 and 4 GPUs; the same pool with kube-scheduler's preemption and no
 //! quotas; and Stowage with one priority for each team (inference, training, experiments) instead of the two PriorityClasses.

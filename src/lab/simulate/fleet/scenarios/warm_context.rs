@@ -1,5 +1,5 @@
-//! S4, warm context on opportunistic GPUs: 150,000 short inferences with a model of 1.7B parameters, on GPUs that others leave idle
-//! and take back.
+//! S4, warm context on opportunistic GPUs: 150,000 short inferences with a model of 1.7B parameters, on GPUs that others leave
+//! idle and take back.
 //!
 //! Stowage places pods, not tasks: a *worker* is a pod that loads its context once and then takes batches from a queue. So a gain
 //! has three parts, and the variants tell them apart: that workers keep their context (a pod for each batch loads it each time),
@@ -9,9 +9,9 @@
 //!
 //! As published for this kind of pool: an A10 takes 0.273 s an inference and a TITAN X 0.645 s; the context takes 105 s where a
 //! node has nothing and 40 s where it has the files. *Same GPUs*: ten of each, in batches of 100; *spread* is the difference
-//! between batches of 1, 10 and 100. *Pool*: 93 of each; twenty are idle at first, and one more every two seconds, because the pods
-//! of higher priority that have the others end. *Drain*: twenty GPUs with workers that are ready; each minute a pod of higher
-//! priority takes one, and the batch in progress there is lost. Half of the nodes have the files.
+//! between batches of 1, 10 and 100. *Pool*: 93 of each; twenty are idle at first, and one more every two seconds, because the
+//! pods of higher priority that have the others end. *Drain*: twenty GPUs with workers that are ready; each minute a pod of
+//! higher priority takes one, and the batch in progress there is lost. Half of the nodes have the files.
 
 mod queue;
 mod workers;

@@ -129,7 +129,8 @@ impl NodeState {
     }
 }
 
-/// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted alone.
+/// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted
+/// alone.
 pub(in crate::scheduling::ledger::node_state) fn may_borrow(
     demand: &Demand,
     pod_state: Option<&PodState>,

@@ -139,8 +139,8 @@ impl NodeState {
         }
     }
 
-    /// Whether pods that have nothing on a GPU are seen to use more of it than a margin: so much as a borrower has that ended before
-    /// this ledger began, and not as little as an MPS server has, which stays.
+    /// Whether pods that have nothing on a GPU are seen to use more of it than a margin: so much as a borrower has that ended
+    /// before this ledger began, and not as little as an MPS server has, which stays.
     fn has_strangers(&self, place: usize, margin: Bytes) -> bool {
         let Some(reading) = self.believed_reading() else { return false };
         let Some(observed) = observation(reading, place, &self.devices[place].uuid) else { return false };

@@ -1,4 +1,5 @@
-//! What lending must not do, on clusters small enough to see it. [`crate::scheduling::proptests::lending`] has the random histories.
+//! What lending must not do, on clusters small enough to see it. [`crate::scheduling::proptests::lending`] has the random
+//! histories.
 
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};

@@ -1,8 +1,8 @@
 //! How long an inference of fraud detection takes, from its arrival to its answer, alone on its GPU or beside engines.
 //!
 //! A queue on one GPU: inferences come as a Poisson process and are done one after the other. An engine beside them is asked by
-//! another Poisson process, and is busy from a request's first step to its last. A process that has work has the GPU in turn, for one
-//! inference or one step, which is not interrupted:
+//! another Poisson process, and is busy from a request's first step to its last. A process that has work has the GPU in turn, for
+//! one inference or one step, which is not interrupted:
 //!
 //! ```text
 //! step = fixed + decoding · per request + KV tokens · per KV token + prompt tokens ÷ prefill rate

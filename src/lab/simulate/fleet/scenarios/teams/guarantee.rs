@@ -1,5 +1,5 @@
-//! How long pods within their team's guarantee wait until they are bound, or until pods are evicted for them, while GPUs of one node
-//! are free or borrowed by pods that may be evicted; and for how long no scheduler could have helped.
+//! How long pods within their team's guarantee wait until they are bound, or until pods are evicted for them, while GPUs of one
+//! node are free or borrowed by pods that may be evicted; and for how long no scheduler could have helped.
 
 use super::Timer;
 use crate::ids::{GpuUuid, PodUid};

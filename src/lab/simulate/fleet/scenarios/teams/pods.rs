@@ -115,8 +115,8 @@ impl TeamPods {
         engines.into_iter().map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Of each team's pods those of the highest priority use its guarantee first, then those that have run longest. Pods that leave
-    /// give back what they borrow.
+    /// Of each team's pods those of the highest priority use its guarantee first, then those that have run longest. Pods that
+    /// leave give back what they borrow.
     pub fn borrowing(&self, stage: &Stage<'_, Timer>) -> BTreeSet<PodUid> {
         let mut left = self.quotas.map(|quota| quota.guarantee);
         let mut bound: Vec<(Reverse<i32>, Moment, PodUid)> = Vec::new();

@@ -13,8 +13,8 @@ pub struct Slot {
     pub context: f64,
 }
 
-/// Batches taken from one queue. When the last of them is done, and when each was; what is in progress at a slot's end is lost, and
-/// another slot does it again.
+/// Batches taken from one queue. When the last of them is done, and when each was; what is in progress at a slot's end is lost,
+/// and another slot does it again.
 pub fn work(slots: &[Slot], batch: u64, total: u64) -> (f64, Vec<f64>) {
     // In microseconds, so that times have an order.
     let micros = |seconds: f64| (seconds * 1e6).round() as u64;
