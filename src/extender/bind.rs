@@ -17,6 +17,8 @@ use crate::scheduling::verbs::binding::{
 use crate::scheduling::verbs::shadow::Expected;
 use crate::telemetry::NO_CODE;
 use crate::units::{Millis, Moment};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime};
 use tracing::{info, warn};
 
@@ -174,12 +176,15 @@ impl BindTask {
         }
     }
 
+    /// A write or a read that panics has no answer: without a step that follows, the Binding would stay open for good.
     async fn write(&self, order: &BindOrder, begun: Moment, stage: BindingStage) -> BindingStep {
         let Extender { service, control_plane, .. } = &self.extender;
         let (pod, node) = (&order.key, &order.placement.node);
         let span = service.traces().write("write Binding", &order.uid, pod);
         span.set_node(node);
-        let outcome = span.around(control_plane.bind(order)).await;
+        let writing = AssertUnwindSafe(span.around(control_plane.bind(order))).catch_unwind();
+        let panicked = |_| BindOutcome::Unknown { message: "the write panicked".into() };
+        let outcome = writing.await.unwrap_or_else(panicked);
         span.set("stowage.outcome", outcome.code());
         drop(span);
         let answer = match outcome {
@@ -210,7 +215,9 @@ impl BindTask {
 
     async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender { service, control_plane, .. } = &self.extender;
-        let record = control_plane.read_pod(&order.key).await;
+        let reading = AssertUnwindSafe(control_plane.read_pod(&order.key)).catch_unwind();
+        let panicked = |_| Err(ControlPlaneError::Unknown("the read panicked".into()));
+        let record = reading.await.unwrap_or_else(panicked);
         // A settling loop reads again and again while the API server is gone.
         if let (Err(error), BindingStage::Request { .. }) = (&record, stage) {
             warn!(pod = %order.key, %error, "the pod of an open binding could not be read");

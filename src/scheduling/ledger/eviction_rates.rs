@@ -109,6 +109,13 @@ impl Ledger {
         self.exceeded_by(victims, &NOTHING_RESERVED).is_none()
     }
 
+    /// Whether one more pod may be evicted now, after `ordered`, which no limit counts yet. Together they may not exceed a limit,
+    /// even in a minute in which nothing else is evicted.
+    pub(in crate::scheduling) fn may_order_after(&self, ordered: &[PodUid], uid: &PodUid) -> bool {
+        let wanted = self.by_scope(ordered.iter().chain([uid]));
+        self.eviction_allowance(LargerSets::Refused, &NOTHING_RESERVED).exceeded(&wanted).is_none()
+    }
+
     /// The limit that keeps these pods from being evicted now.
     pub(in crate::scheduling) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
         self.exceeded_by(victims, &NOTHING_RESERVED).map(|(_, limit)| limit)
@@ -120,11 +127,17 @@ impl Ledger {
         victims: &[PodUid],
         reserved: &BTreeSet<ScopeKey>,
     ) -> Option<(ScopeKey, EvictionLimit)> {
+        let wanted = self.by_scope(victims);
+        self.eviction_allowance(LargerSets::AloneInAMinute, reserved).exceeded(&wanted)
+    }
+
+    /// How many of these pods count in each scope.
+    fn by_scope<'v>(&self, victims: impl IntoIterator<Item = &'v PodUid>) -> BTreeMap<ScopeKey, u32> {
         let mut wanted: BTreeMap<ScopeKey, u32> = BTreeMap::new();
-        for (node, tenant) in victims.iter().filter_map(|uid| self.stays_on_node(uid)) {
+        for (node, tenant) in victims.into_iter().filter_map(|uid| self.stays_on_node(uid)) {
             ScopeKey::of(&node, tenant).into_iter().for_each(|key| *wanted.entry(key).or_default() += 1);
         }
-        self.eviction_allowance(LargerSets::AloneInAMinute, reserved).exceeded(&wanted)
+        wanted
     }
 
     /// How many more pods may be evicted now.

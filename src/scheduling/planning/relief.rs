@@ -53,7 +53,7 @@ impl PressureWatch {
                 }
                 let since = since.unwrap_or(now);
                 let relief = (since + rules.evict_after <= now)
-                    .then(|| relieve(ledger, name, &device.uuid, not_now))
+                    .then(|| relieve(ledger, name, &device.uuid, not_now, &leaving))
                     .flatten();
                 still.insert(place, if relief.is_some() { now } else { since });
                 leaving.extend(relief);
@@ -108,18 +108,20 @@ fn engine_on(ledger: &Ledger, there: &[PodUid]) -> Option<PodUid> {
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
-/// The cheapest evictable neighbor of the most important engine on a GPU.
+/// The cheapest evictable neighbor of the most important engine on a GPU. `leaving` are those that this look has named already.
 fn relieve(
     ledger: &Ledger,
     node: &NodeName,
     gpu: &GpuUuid,
     not_now: &BTreeSet<PodUid>,
+    leaving: &[ReliefEviction],
 ) -> Option<ReliefEviction> {
     let there = ledger.pods_on(node, gpu);
     let engine = &engine_on(ledger, &there)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
-    if there.iter().any(|uid| ledger.leaves_soon(uid)) {
+    let ordered: Vec<PodUid> = leaving.iter().map(|relief| relief.uid.clone()).collect();
+    if there.iter().any(|uid| ledger.leaves_soon(uid) || ordered.contains(uid)) {
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
@@ -134,7 +136,7 @@ fn relieve(
     };
     let here = candidate.potential_victims.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.
-    let here = here.filter(|resident| ledger.may_order(std::slice::from_ref(&resident.uid)));
+    let here = here.filter(|resident| ledger.may_order_after(&ordered, &resident.uid));
     let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())
     })?;
