@@ -27,6 +27,18 @@ pub fn listed<N: fmt::Display>(names: impl IntoIterator<Item = N>) -> String {
     names.into_iter().map(|name| name.to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether a terminal may get the character: control characters would command it, and marks of direction would show one name as
+/// another.
+pub fn is_printable(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+/// Text with a mark in place of each character that is not printable.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) { c } else { '\u{fffd}' }).collect()
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $what:literal) => {
         $(#[$doc])*

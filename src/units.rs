@@ -288,6 +288,16 @@ pub fn plural(count: impl TryInto<u64>, noun: &str) -> String {
     }
 }
 
+/// The verb after so many things: `is` or `are`.
+pub fn are(count: impl TryInto<u64>) -> &'static str {
+    if count.try_into().is_ok_and(|count| count == 1) { "is" } else { "are" }
+}
+
+/// The verb after so many things: `has` or `have`.
+pub fn have(count: impl TryInto<u64>) -> &'static str {
+    if count.try_into().is_ok_and(|count| count == 1) { "has" } else { "have" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,10 +10,10 @@ use super::port::{
     BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
     PodOnRecord, StatusChange,
 };
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{NodeName, PodKey, PodUid, printable};
 use crate::scheduling::policy::NamespaceLabels;
 use crate::service::Service;
-use crate::units::plural;
+use crate::units::{are, plural};
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -241,6 +241,7 @@ impl LeftOutPod {
         };
         let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
         let pod = [namespace.as_deref().unwrap_or("?"), name.as_deref().unwrap_or("?")].join("/");
+        // No API server has accepted the name.
         Some(Self { pod: printable(&pod), why })
     }
 }
@@ -250,9 +251,8 @@ const NAMED: usize = 10;
 
 /// `2 pods of the dump cannot be understood and are left out`, and a line for each; `None` without any.
 pub fn left_out_text(left_out: &[LeftOutPod]) -> Option<String> {
-    let is = if left_out.len() == 1 { "is" } else { "are" };
-    let mut text =
-        format!("{} of the dump cannot be understood and {is} left out:", plural(left_out.len(), "pod"));
+    let (pods, are) = (plural(left_out.len(), "pod"), are(left_out.len()));
+    let mut text = format!("{pods} of the dump cannot be understood and {are} left out:");
     for LeftOutPod { pod, why } in left_out.iter().take(NAMED) {
         text += &format!("\n  {pod}: {why}");
     }
@@ -260,11 +260,6 @@ pub fn left_out_text(left_out: &[LeftOutPod]) -> Option<String> {
         text += &format!("\n  and {more} more");
     }
     (!left_out.is_empty()).then_some(text)
-}
-
-/// A name that no API server has accepted may have control characters in it.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 impl DumpControlPlane {

@@ -7,7 +7,7 @@ use crate::capacity_plan::report::{
 };
 use crate::cli::output::lines;
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::{Bytes, plural};
+use crate::units::{Bytes, have, plural};
 use std::collections::BTreeMap;
 
 /// More rows than a screen has; programs get them all.
@@ -192,8 +192,7 @@ fn without_place(pods: &[PodNotHeld]) -> String {
         let key = (&*pod.source, &*pod.requests, &pod.reasons[..]);
         alike.entry(key).or_default().push(pod.pod.to_string());
     }
-    let have = if pods.len() == 1 { "has" } else { "have" };
-    let mut text = format!("{} {have} no place:\n", plural(pods.len(), "pod"));
+    let mut text = format!("{} {} no place:\n", plural(pods.len(), "pod"), have(pods.len()));
     for ((source, requests, reasons), names) in alike {
         text += &format!("{}  {requests}\n    from {source}\n", listed(names.into_iter()));
         for reason in reasons {

@@ -1,6 +1,7 @@
 //! One figure of a table: what it sorts by, and its text. The text is made when it is shown, so that a table of thousands of rows
 //! costs what is on the screen.
 
+use crate::ids::printable;
 use crate::scheduling::explaining::units::length;
 use crate::units::{Bytes, Millis, Percent};
 use std::cmp::Ordering;
@@ -88,15 +89,6 @@ impl Cell {
             Self::Age(age) => age.map(|age| age.0.into()),
         }
     }
-}
-
-/// Text as it may reach a terminal: control characters would command it, and marks of direction would show one name as another.
-pub fn printable(text: &str) -> String {
-    let is_hostile = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-    };
-    text.chars().map(|c| if is_hostile(c) { '\u{fffd}' } else { c }).collect()
 }
 
 fn thousandths(part: Bytes, of: Bytes) -> u64 {

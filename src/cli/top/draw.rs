@@ -1,8 +1,9 @@
 //! Draws what [`Top`] shows. Of a table only the rows on the screen are made into text, however many there are.
 
-use super::cell::{Cell, printable};
+use super::cell::Cell;
 use super::state::Top;
 use super::view::{Column, View, allocated};
+use crate::ids::printable;
 use crate::scheduling::explaining::fleet::Fleet;
 use crate::units::plural;
 use ratatui::buffer::Buffer;

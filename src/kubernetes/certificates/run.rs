@@ -10,7 +10,7 @@ use super::stored::{SecretState, read_bundle, write_bundle};
 use super::{CertificateOptions, ObjectName};
 use crate::kubernetes::request::{ApiRequestError, within};
 use crate::service::Service;
-use crate::units::{Moment, plural};
+use crate::units::{Moment, are, plural};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -163,7 +163,8 @@ impl CertificateKeeper {
         let written =
             within(REQUEST_TIMEOUT, self.config_maps.replace(name, &PostParams::default(), &changed)).await;
         if self.counted(written, "ConfigMap", &self.options.config_map)? {
-            info!(config_map = %self.options.config_map, "{} {} published for agents", plural(bundle.len(), "CA"), if bundle.len() == 1 { "is" } else { "are" });
+            let count = bundle.len();
+            info!(config_map = %self.options.config_map, "{} {} published for agents", plural(count, "CA"), are(count));
         }
         Ok(true)
     }

@@ -6,6 +6,7 @@ pub mod json;
 pub mod text;
 
 use super::source::Span;
+use crate::ids::is_printable;
 use serde::Serialize;
 
 /// Whether a policy with this diagnostic is rejected.
@@ -74,20 +75,18 @@ const LONGEST_QUOTE: usize = 60;
 
 /// A part of a user's text inside a message: in backquotes, cut when long, without control characters for a terminal.
 pub fn quoted(text: &str) -> String {
-    let cut: String = text.chars().take(LONGEST_QUOTE).flat_map(printable).collect();
+    let cut: String = text.chars().take(LONGEST_QUOTE).flat_map(escaped).collect();
     let dots = if text.chars().nth(LONGEST_QUOTE).is_some() { "…" } else { "" };
     format!("`{cut}{dots}`")
 }
 
 /// All of a text, such as a file's name, without control characters for a terminal.
 pub fn shown(text: &str) -> String {
-    text.chars().flat_map(printable).collect()
+    text.chars().flat_map(escaped).collect()
 }
 
-fn printable(c: char) -> impl Iterator<Item = char> {
-    let plain = !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-    let (plain, escaped) = if plain { (Some(c), None) } else { (None, Some(c.escape_unicode())) };
+fn escaped(c: char) -> impl Iterator<Item = char> {
+    let (plain, escaped) = if is_printable(c) { (Some(c), None) } else { (None, Some(c.escape_unicode())) };
     plain.into_iter().chain(escaped.into_iter().flatten())
 }
 

@@ -5,7 +5,7 @@ use super::units::length;
 use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Gpu, Health};
-use crate::units::{Bytes, Millis, Percent, plural};
+use crate::units::{self, Bytes, Millis, Percent, plural};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -167,8 +167,7 @@ const NAMED: usize = 3;
 
 /// `a, b and 2 more have`; "another pod", if the ledger does not know the pods.
 fn have(names: &[String]) -> String {
-    let verb = if names.len() > 1 { "have" } else { "has" };
-    format!("{} {verb}", list(names))
+    format!("{} {}", list(names), units::have(names.len().max(1)))
 }
 
 pub fn list(names: &[String]) -> String {

@@ -12,7 +12,7 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::spare::SpareSet;
-use crate::units::{Bytes, Percent, plural};
+use crate::units::{Bytes, Percent, are, have, plural};
 use serde::Serialize;
 
 /// Why a node does not fit, with the numbers. "Does not fit" is an answer, not a failure.
@@ -104,14 +104,6 @@ fn none_healthy(gpus: u32) -> String {
         1 => "the node's GPU is not healthy".into(),
         _ => format!("none of the node's {gpus} GPUs is healthy"),
     }
-}
-
-fn are(gpus: u32) -> &'static str {
-    if gpus == 1 { "is" } else { "are" }
-}
-
-fn have(gpus: u32) -> &'static str {
-    if gpus == 1 { "has" } else { "have" }
 }
 
 impl Misfit {

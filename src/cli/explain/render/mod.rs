@@ -11,7 +11,7 @@ use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::vocabulary::demand::Sharing;
-use crate::units::plural;
+use crate::units::{are, plural};
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use owo_colors::{OwoColorize, Style};
@@ -226,10 +226,6 @@ fn spare(part: &SparePart) -> String {
     };
     let stay = if *keeps == 1 { "stays" } else { "stay" };
     format!("{keeps} {rule} {stay} free of preemptible pods{window}; {free}")
-}
-
-fn are(count: u32) -> &'static str {
-    if count == 1 { "is" } else { "are" }
 }
 
 fn policy(explanation: &Explanation) -> String {

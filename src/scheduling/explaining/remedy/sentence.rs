@@ -6,7 +6,7 @@ use crate::scheduling::explaining::units::{amount, gpu_list, length, quantity};
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Millis, Percent, plural};
+use crate::units::{Millis, Percent, have, plural};
 use std::fmt;
 
 impl fmt::Display for GpuCandidate {
@@ -207,7 +207,7 @@ impl RemedyChange {
                 f,
                 "wait until {} {} left {gpu_candidate}: empty, {}{}",
                 list(by),
-                if by.len() > 1 { "have" } else { "has" },
+                have(by.len().max(1)),
                 if gpu_candidate.gpus.len() > 1 { "they fit" } else { "it fits" },
                 others(*nodes)
             ),
