@@ -43,6 +43,7 @@ pub mod lab;
 
 #[cfg(all(test, any(feature = "service", feature = "lab")))]
 #[path = "../tests/it/needs.rs"]
+#[expect(dead_code, reason = "the library's own tests run no program that `.ci/run` installs")]
 mod needs;
 
 #[cfg(feature = "service")]

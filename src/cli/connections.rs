@@ -80,6 +80,43 @@ fn time_limit(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        connections: ConnectionArgs,
+    }
+
+    fn limits(line: &str) -> ConnectionLimits {
+        let words = std::iter::once("serve").chain(line.split_whitespace());
+        Command::try_parse_from(words).unwrap().connections.limits()
+    }
+
+    #[test]
+    fn each_flag_sets_its_own_limit() {
+        let line = "--handshake-timeout 1s --first-byte-timeout 2s --head-timeout 3s --idle-timeout 4s \
+                    --write-timeout 5s --request-timeout 6s --connections-per-source 7 --listen-connections 8 \
+                    --agents-connections 9 --admin-connections 10";
+        let expected = ConnectionLimits {
+            handshake: Duration::from_secs(1),
+            first_byte: Duration::from_secs(2),
+            head: Duration::from_secs(3),
+            idle: Duration::from_secs(4),
+            write: Duration::from_secs(5),
+            request: Duration::from_secs(6),
+            per_source: 7,
+            scheduler: 8,
+            agents: 9,
+            operators: 10,
+        };
+        assert_eq!(limits(line), expected);
+    }
+
+    #[test]
+    fn without_flags_the_limits_are_the_defaults() {
+        assert_eq!(limits(""), ConnectionLimits::default());
+    }
 
     #[test]
     fn times_are_written_as_people_write_them() {

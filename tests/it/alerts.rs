@@ -7,7 +7,7 @@ mod prometheus;
 mod rules;
 mod scraped;
 
-use crate::needs::skipped;
+use crate::needs::not_installed;
 use rules::{Alert, alerts, metric_names, recorded, root, text};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ const RUNBOOKS: &str = "https://github.com/stowage-dev/stowage/blob/main/";
 /// What promtool prints on success; `None`, with a line that says so, where there is none.
 fn promtool(arguments: &[&str]) -> Option<String> {
     let Ok(ran) = Command::new("promtool").args(arguments).current_dir(root()).output() else {
-        skipped("promtool is not installed; Debian has it in the package prometheus");
+        not_installed("promtool", "prometheus");
         return None;
     };
     let said = String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap();

@@ -5,7 +5,7 @@
 //! [`Browser::complaints`].
 
 use crate::client::PATIENCE;
-use crate::needs::skipped;
+use crate::needs::not_installed;
 use base64::Engine;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
@@ -73,7 +73,7 @@ fn program() -> Option<PathBuf> {
         .flat_map(|folder| PROGRAMS.map(|name| folder.join(name)))
         .find(|file| file.is_file());
     if found.is_none() {
-        skipped(format_args!("no Chromium in PATH; {CHROMIUM} may name one"));
+        not_installed("Chromium", "chromium");
     }
     found
 }

@@ -62,6 +62,5 @@ mod tls;
 mod top;
 mod traces;
 mod upgrade;
-mod wake;
 mod web_page;
 mod whole_way;

@@ -3,7 +3,7 @@
 
 use crate::agent::world::{AgentNode, RunningAgent, gpu};
 use crate::client::Client;
-use crate::needs::skipped;
+use crate::needs::not_installed;
 use crate::served::{Served, ServedCluster, on, pod, report};
 use mock_nvml::{ScriptedGpu, codes};
 use serde_json::json;
@@ -11,10 +11,13 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use stowage::scheduling::policy::Tenant;
+use stowage::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use stowage::telemetry::agent::AgentMetrics;
 use stowage::telemetry::devices::MOST_PER_GPU;
 use stowage::telemetry::family::{Family, FamilyKind};
 use stowage::telemetry::{Metrics, reference};
+use stowage::units::Bytes;
 
 #[test]
 fn the_reference_page_is_what_the_declarations_say() {
@@ -72,7 +75,7 @@ fn promtool(page: &str) -> Option<(bool, String)> {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut tool) = started else {
-        skipped("promtool is not installed; Debian has it in the package prometheus");
+        not_installed("promtool", "prometheus");
         return None;
     };
     tool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
@@ -143,6 +146,51 @@ fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_no
     let declared = served.service.metrics.families().all().len();
     let shown = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
     assert!(shown > 80 && shown <= declared, "{shown} of {declared}");
+}
+
+#[test]
+fn the_figures_of_tenants_classes_and_the_cluster_are_those_of_their_pods() {
+    let gib = |gib: u64| gib << 30;
+    let tenant = |name: &str, namespace: &str, guarantee: u64, limit: u64| Tenant {
+        guarantee: TenantUsage { vram: Bytes::gib(guarantee), milli_gpus: u64::MAX },
+        limit: TenantLimit { vram: Some(Bytes::gib(limit)), milli_gpus: None },
+        ..Tenant::named(name, &[namespace])
+    };
+    let tenants = vec![tenant("chat", "default", 30, 100), tenant("search", "search", 70, 200)];
+    let mut cluster = ServedCluster::of(&[("node-a", 2)]).with([
+        on(pod("large", "40Gi"), "node-a", &[0], gib(40)),
+        on(pod("small", "10Gi"), "node-a", &[0], gib(10)),
+        pod("vast", "900Gi"),
+    ]);
+    cluster.policy = cluster.policy.with_tenants(tenants).unwrap();
+    let served = cluster.serve();
+    assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a"]), Vec::<String>::new());
+    let text = page(&served);
+    for (metric, amount) in [
+        ("tenant_vram_allocated_bytes{tenant=\"chat\"}", gib(50)),
+        ("tenant_vram_allocated_bytes{tenant=\"search\"}", 0),
+        ("tenant_vram_guarantee_bytes{tenant=\"chat\"}", gib(30)),
+        ("tenant_vram_guarantee_bytes{tenant=\"search\"}", gib(70)),
+        ("tenant_vram_borrowed_bytes{tenant=\"chat\"}", gib(20)),
+        ("tenant_vram_borrowed_bytes{tenant=\"search\"}", 0),
+        ("tenant_vram_limit_bytes{tenant=\"chat\"}", gib(100)),
+        ("tenant_vram_limit_bytes{tenant=\"search\"}", gib(200)),
+        ("tenant_pending_pods{tenant=\"chat\"}", 1),
+        ("tenant_pending_pods{tenant=\"search\"}", 0),
+        ("class_vram_allocated_bytes{class=\"serving\"}", gib(50)),
+        ("class_vram_borrowed_bytes{class=\"serving\"}", 0),
+        ("vram_allocatable_bytes", 2 * gib(72)),
+        ("vram_allocated_bytes", gib(50)),
+        ("vram_lent_bytes", 0),
+        ("gpu_vram_allocatable_bytes{node=\"node-a\",gpu=\"GPU-node-a-0\"}", gib(72)),
+        ("gpu_pods{node=\"node-a\",gpu=\"GPU-node-a-0\"}", 2),
+        ("gpu_pods{node=\"node-a\",gpu=\"GPU-node-a-1\"}", 0),
+        ("borrowing_pods", 0),
+        ("dra_nodes", 0),
+    ] {
+        let line = format!("stowage_{metric} {amount}");
+        assert!(text.lines().any(|found| found == line), "no {line}\n{text}");
+    }
 }
 
 #[test]

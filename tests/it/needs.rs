@@ -19,6 +19,20 @@ pub fn skipped(why: impl Display) {
     let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));
 }
 
+/// Says that the current test is skipped, because a program is missing that `.ci/run` installs.
+///
+/// # Panics
+///
+/// In CI: what nothing has checked is not taken for checked.
+pub fn not_installed(program: &str, package: &str) {
+    assert!(!is_ci(), "{program} is not installed: .ci/run has to install Debian's package {package}");
+    skipped(format_args!("{program} is not installed; Debian has it in the package {package}"));
+}
+
+fn is_ci() -> bool {
+    std::env::var_os(CI).is_some_and(|ci| !ci.is_empty())
+}
+
 /// A file of the traces that the published figures are of; `None`, with a line that says so, where there are none.
 ///
 /// # Panics
@@ -37,7 +51,7 @@ pub fn trace(name: &str) -> Option<String> {
         Err(error) => {
             let why = format!("{}: {error}", file.display());
             assert!(
-                std::env::var_os(CI).is_none_or(|ci| ci.is_empty()),
+                !is_ci(),
                 "{why}; {TRACES} names the folder of the traces, or is `none`: CI skips nothing by itself"
             );
             skipped(why);

@@ -10,7 +10,7 @@ use stowage::kubernetes::port::{BindOutcome, PodEventReason};
 use stowage::scheduling::ledger::PodPhase;
 use stowage::scheduling::verbs::tick::Tick;
 use stowage::scheduling::verbs::wait::EvictionsOrdered;
-use stowage::units::{Bytes, Moment};
+use stowage::units::{Bytes, Millis, Moment};
 
 const NODES: [&str; 12] =
     ["n01", "n02", "n03", "n04", "n05", "n06", "n07", "n08", "n09", "n10", "n11", "n12"];
@@ -228,6 +228,25 @@ fn a_soft_reservation_steers_the_second_pod_elsewhere_and_expires() {
     assert_eq!(served.passed(&third, &["n01", "n02"]).len(), 2);
     served.service.cluster().apply(Tick { now: Moment(u64::MAX), is_leading: true });
     assert_eq!((served.hint_on(&first), served.hint_on(&second)), (None, None));
+}
+
+#[test]
+fn a_soft_reservation_lasts_as_long_as_the_policy_says() {
+    for seconds in [2, 30] {
+        let mut cluster = equal_nodes();
+        cluster.policy.scoring.soft_reservation_lifetime = Millis::seconds(seconds);
+        let (served, llm) = (cluster.serve(), pod("llm", "40Gi"));
+        let before = served.service.now();
+        served.passed(&llm, &["n01"]);
+        let after = served.service.now();
+        let hint_at = |now| {
+            served.service.cluster().apply(Tick { now, is_leading: true });
+            served.hint_on(&llm)
+        };
+        let (shorter, longer) = (Millis(seconds * 1000 - 1), Millis(seconds * 1000 + 1));
+        assert_eq!(hint_at(before + shorter).as_deref(), Some("n01"), "{seconds} s");
+        assert_eq!(hint_at(after + longer), None, "{seconds} s");
+    }
 }
 
 #[test]

@@ -152,13 +152,17 @@ mod tests {
     }
 
     async fn is_synced_soon(feed: &WatchFeed) -> bool {
-        for _ in 0..600 {
-            if feed.service.leadership.is_synced() {
-                return true;
+        soon(|| feed.service.leadership.is_synced().then_some(())).await.is_some()
+    }
+
+    async fn soon<T>(found: impl Fn() -> Option<T>) -> Option<T> {
+        for _ in 0..6000 {
+            if let Some(found) = found() {
+                return Some(found);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        false
+        None
     }
 
     #[tokio::test]
@@ -181,9 +185,8 @@ mod tests {
             (_, true) => (200, NO_SLICES),
         };
         let (feed, task) = waiting_for_slices(client_of(answer));
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        let refused = soon(|| feed.service.refused_reads.describe()).await.unwrap();
         assert!(!feed.service.leadership.is_synced(), "slices may not be read");
-        let refused = feed.service.refused_reads.describe().unwrap();
         assert!(refused.contains("resourceslices (403)"), "{refused}");
         is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(is_synced_soon(&feed).await);

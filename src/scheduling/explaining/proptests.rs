@@ -10,6 +10,9 @@ use crate::scheduling::placing::fit::{Misfit, fit, usable};
 use crate::scheduling::policy::Policy;
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use std::collections::BTreeMap;
 
 /// A cluster that can be rebuilt, to try a remedy in it.
 #[derive(Debug, Clone)]
@@ -219,5 +222,33 @@ proptest! {
         let (_, explanation) = explained(&plan, &wanted);
         let text = serde_json::to_string(&explanation).unwrap();
         prop_assert_eq!(serde_json::from_str::<Explanation>(&text).unwrap(), explanation);
+    }
+}
+
+/// A remedy that is never applied is never checked.
+#[test]
+fn the_generated_cases_apply_each_kind_of_remedy() {
+    let mut runner = TestRunner::deterministic();
+    let mut helped = BTreeMap::<String, u32>::new();
+    for _ in 0..2000 {
+        let (plan, wanted) = (plan(), wanted()).new_tree(&mut runner).unwrap().current();
+        for remedy in explained(&plan, &wanted).1.remedies {
+            if helps(&plan, &wanted, &remedy.change) == Some(true) {
+                let change = format!("{:?}", remedy.change);
+                *helped.entry(change.split([' ', '{']).next().unwrap().to_owned()).or_default() += 1;
+            }
+        }
+    }
+    for change in [
+        "RequestLess",
+        "ChangeGpuCount",
+        "Share",
+        "Preempt",
+        "WaitForStartGate",
+        "WaitForEngines",
+        "FreeVram",
+        "WaitForEmptyGpu",
+    ] {
+        assert!(helped.get(change).is_some_and(|times| *times >= 3), "{change}: {helped:?}");
     }
 }

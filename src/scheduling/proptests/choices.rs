@@ -10,7 +10,7 @@ use crate::scheduling::placing::pack::GpuChoice;
 use crate::scheduling::placing::packing::NodeEvaluation;
 use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Policy, Weights};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
@@ -192,13 +192,16 @@ proptest! {
     fn the_shortlist_is_the_head_of_a_full_sort(
         cluster in prop::collection::vec(prop::collection::vec(gpu(), 1..4), 1..12),
         demand in demand(), limit in 1usize..6, failed in 0usize..12, seed: u64,
+        (packing, kv_headroom, topology) in prop_oneof![Just((1, 40, 5)), (0u16..10, 0u16..100, 0u16..10)],
     ) {
+        let mut policy = Policy::default();
+        policy.scoring.weights = Weights { packing, kv_headroom, topology, ..policy.scoring.weights };
         let names: Vec<String> = (0..cluster.len()).map(|i| format!("n{:02}", (i * 7 + seed as usize % 5) % 100)).collect();
         let nodes: Vec<Node> = cluster.iter().zip(&names).map(|(gpus, name)| node(name, gpus.clone())).collect();
         let snapshot = Snapshot::new(1, 1, nodes);
         let failed = NodeName::parse(&names[failed % names.len()]).unwrap();
         let attempt = ScheduleAttempt {
-            limit, just_failed: Some(&failed), reserved_placement: None, policy: &Policy::default(), allowance: TenantLimit::default(),
+            limit, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default(),
         };
         let list = shortlist(&snapshot, &demand, names.iter().map(String::as_str), attempt);
 
@@ -208,10 +211,11 @@ proptest! {
             let (part, near) = gpus.iter().map(|g| load_by_definition(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
-            // The default weights of KV headroom, packing and topology; these nodes differ in nothing else.
+            // These nodes differ in nothing else than packing, KV headroom and topology.
             let islands: Vec<_> = gpus.iter().map(|g| node.gpus[g].island).collect();
             let is_together = islands.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
-            let cost = 40 * part + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
+            let apart = if is_together { 0 } else { 1000 };
+            let cost = u64::from(kv_headroom) * part + u64::from(packing) * (left * 1000 / whole.max(1)) + u64::from(topology) * apart;
             Some((node.name == failed, contended, cost, left, near, node.free(), node.name.clone()))
         }).collect();
         all.sort();

@@ -2,7 +2,7 @@
 
 use super::rules;
 use crate::client::{Client, PATIENCE};
-use crate::needs::skipped;
+use crate::needs::not_installed;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -58,7 +58,7 @@ impl RunningPrometheus {
             .spawn();
         let mut child = match started {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                skipped("prometheus is not installed; Debian has it in the package prometheus");
+                not_installed("prometheus", "prometheus");
                 return None;
             }
             started => started.unwrap(),

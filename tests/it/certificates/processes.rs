@@ -104,6 +104,37 @@ fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
 }
 
 #[test]
+fn the_lifetimes_and_the_service_are_those_of_the_flags_and_metrics_show_when_each_certificate_ends() {
+    let cluster = Cluster::start();
+    create_empty(&cluster.api);
+    let flags = [
+        "--admin",
+        "127.0.0.1:0",
+        "--agents-service",
+        "gpu-agents",
+        "--agents-certificate-lifetime",
+        "48h",
+        "--agents-ca-lifetime",
+        "240h",
+    ];
+    let before = jiff::Timestamp::now();
+    let running = RunningServe::of_api_server(cluster.kubeconfig.path(), &[&flags, &FLAGS[..6]].concat());
+    eventually("agents reach the Service's name", || {
+        let address = SocketAddr::from(([127, 0, 0, 1], running.agents.port()));
+        let cas = published(&cluster.api);
+        connect_to("gpu-agents.kube-system.svc", address, &cas, None).try_get("/").is_ok()
+    });
+    let after = jiff::Timestamp::now();
+    let metrics = Client::connect(running.operators).get_page("/metrics").text().to_owned();
+    for (certificate, hours) in [("serving", 48), ("ca", 240)] {
+        let line = format!("stowage_certificate_expiry_timestamp_seconds{{certificate=\"{certificate}\"}} ");
+        let found = metrics.lines().find_map(|found| found.strip_prefix(&*line)).expect(&line);
+        let (ends, lifetime) = (found.parse::<i64>().unwrap(), hours * 3600);
+        assert!((before.as_second()..=after.as_second()).contains(&(ends - lifetime)), "{line}{found}");
+    }
+}
+
+#[test]
 fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used_is_named() {
     let cluster = Cluster::start();
     create_empty(&cluster.api);

@@ -38,12 +38,14 @@ struct Rotation {
     cas: usize,
 }
 
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static START: LazyLock<(Instant, jiff::Timestamp)> =
+    LazyLock::new(|| (Instant::now(), jiff::Timestamp::now()));
 
-/// A clock on which so many days pass in a second.
+/// A clock on which so many days pass in a second. It starts now: the agents verify certificates by the machine's clock, which is
+/// never ahead of this one.
 fn fast<const DAYS: u32>() -> jiff::Timestamp {
-    let elapsed = jiff::SignedDuration::try_from(START.elapsed() * 24 * 3600 * DAYS).unwrap();
-    "2026-11-23T00:00:00Z".parse::<jiff::Timestamp>().unwrap() + elapsed
+    let (started, at) = *START;
+    at + jiff::SignedDuration::try_from(started.elapsed() * 24 * 3600 * DAYS).unwrap()
 }
 
 fn time_source(wall: fn() -> jiff::Timestamp) -> TimeSource {
@@ -212,7 +214,7 @@ fn rotate(rotation: Rotation) {
     let lost: Vec<&String> = tallies.iter().flat_map(|tally| &tally.lost).collect();
     println!(
         "{sent} reports of {AGENTS} agents to two replicas in {:?}; certificates: {:?}; CAs: {}",
-        START.elapsed(),
+        START.0.elapsed(),
         replicas.each_ref().map(RotatingReplica::certificates),
         rotation.cas
     );

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 const BODIES: usize = 200;
 /// KiB that they may cost, with their connections: four times what is set aside for bodies, and a quarter of the smaller ones.
@@ -24,7 +25,7 @@ fn large(bytes: usize) -> String {
 fn send(agents: SocketAddr, body: &str, so_far: &AtomicUsize, all: &Barrier) -> Option<u16> {
     let mut stream = TcpStream::connect(agents).unwrap();
     stream.set_read_timeout(Some(crate::client::PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
     let head = post_head("/v1/reports", &format!("Content-Length: {}", body.len()));
     let (most, last) = body.as_bytes().split_at(body.len() - 1);
     // A client whose body is not read yet, or is not read at all, cannot send all of it.
@@ -55,7 +56,7 @@ fn send_all(running: &RunningServe, body: &str) -> (u64, Vec<Option<u16>>) {
                 if is_over {
                     return;
                 }
-                std::thread::yield_now();
+                std::thread::sleep(Duration::from_millis(1));
             }
         };
         measure_until(&|| so_far.load(Ordering::SeqCst) == BODIES);
@@ -78,6 +79,7 @@ fn s4_two_hundred_large_bodies_at_once_are_not_all_in_memory() {
         // A busy machine may take longer over all of them than one body has.
         let is_expected = |status: &u16| [200, 408, 413, 429, 503].contains(status);
         assert!(answers.iter().flatten().all(is_expected), "{answers:?}");
+        assert!(answers.contains(&Some(200)) || bytes > 1 << 20, "one at least is taken: {answers:?}");
         assert!(most <= before + MOST, "{before} KiB before, {most} KiB at most");
     }
     let answer =

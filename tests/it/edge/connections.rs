@@ -1,7 +1,7 @@
 //! S1: one accept loop for all three addresses: HTTP/1 only, and no peer keeps a connection that it does not use.
 
 use super::source::{ATTACKER, ClientAddress};
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, PATIENCE, post_head};
 use crate::process::{RunningServe, json_dump};
 use crate::served::{Served, ServedCluster, args, endpoints, eventually, pod, report};
 use crate::tls::{Ca, TlsFixture};
@@ -61,18 +61,12 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
     }
 }
 
-/// Limits that a test can wait for.
-fn short() -> RequestLimits {
-    let time = Duration::from_millis(200);
-    let connections = ConnectionLimits {
-        handshake: time,
-        first_byte: time,
-        head: time,
-        idle: time,
-        write: time,
-        per_source: 8,
-        ..ConnectionLimits::default()
-    };
+/// A limit that a test can wait for. A busy machine may keep a client waiting for as long: no other limit of its test is as short.
+const SHORT: Duration = Duration::from_millis(200);
+
+fn limits(shorten: fn(&mut ConnectionLimits)) -> RequestLimits {
+    let mut connections = ConnectionLimits::default();
+    shorten(&mut connections);
     RequestLimits { connections, ..RequestLimits::default() }
 }
 
@@ -98,48 +92,89 @@ fn dropped(served: &Served, address: &str, reason: &str) -> u64 {
     served.metric(&format!("stowage_connections_dropped_total{{address=\"{address}\",reason=\"{reason}\"}}"))
 }
 
+/// What a client does, what is answered, as what it is counted, and the limit that it exceeds.
+struct Misuse {
+    says: &'static str,
+    answer: &'static str,
+    cause: &'static str,
+    shorten: fn(&mut ConnectionLimits),
+}
+
 #[test]
 fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
-    let served = served_within(short(), &[("node-a", 1)]);
-    let healthz = "GET /healthz HTTP/1.1\r\nHost: stowage\r\n\r\n";
-    for (address, name) in
-        [(served.scheduler, "scheduler"), (served.agents, "agents"), (served.operators, "operators")]
-    {
-        assert_eq!(says(address, ""), "");
-        eventually("a silent connection is counted", || dropped(&served, name, "no-request") >= 1);
-        assert_eq!(says(address, "GET /healthz HTTP/1.1\r\nHost: st"), "");
-        eventually("half a head is counted", || dropped(&served, name, "slow-head") == 1);
-        assert!(says(address, healthz).starts_with("HTTP/1.1 "), "{name}");
-        eventually("an idle connection is counted", || dropped(&served, name, "idle") >= 1);
-        assert!(says(address, "nonsense\r\n\r\n").starts_with("HTTP/1.1 400"), "{name}");
-        eventually("what is no HTTP is counted", || dropped(&served, name, "bad-http") == 1);
+    let misuses = [
+        Misuse { says: "", answer: "", cause: "no-request", shorten: |limits| limits.first_byte = SHORT },
+        Misuse {
+            says: "GET /healthz HTTP/1.1\r\nHost: st",
+            answer: "",
+            cause: "slow-head",
+            shorten: |limits| limits.head = SHORT,
+        },
+        Misuse {
+            says: "GET /healthz HTTP/1.1\r\nHost: stowage\r\n\r\n",
+            answer: "HTTP/1.1 ",
+            cause: "idle",
+            shorten: |limits| limits.idle = SHORT,
+        },
+        Misuse { says: "nonsense\r\n\r\n", answer: "HTTP/1.1 400", cause: "bad-http", shorten: |_| {} },
+    ];
+    for Misuse { says: text, answer, cause, shorten } in misuses {
+        let served = served_within(limits(shorten), &[("node-a", 1)]);
+        for (address, name) in
+            [(served.scheduler, "scheduler"), (served.agents, "agents"), (served.operators, "operators")]
+        {
+            let answered = says(address, text);
+            assert!(answered.starts_with(answer), "{name} {cause}: {answered}");
+            assert_eq!(answered.is_empty(), answer.is_empty(), "{name} {cause}: {answered}");
+            eventually("it is counted", || dropped(&served, name, cause) >= 1);
+        }
+        assert_eq!(Client::connect(served.operators).get("/healthz").status, 200, "{cause}");
     }
-    assert_eq!(Client::connect(served.operators).get("/healthz").status, 200);
+}
+
+#[test]
+fn s1_a_request_has_a_timeout_as_a_whole() {
+    let served = served_within(limits(|limits| limits.request = SHORT), &[("node-a", 1)]);
+    for (address, name, path) in
+        [(served.scheduler, "scheduler", "/scheduler/filter"), (served.agents, "agents", "/v1/reports")]
+    {
+        // Its body never comes.
+        let head = post_head(path, "Content-Length: 1000");
+        assert_eq!(says(address, &head), "");
+        eventually("it is counted", || dropped(&served, name, "slow-request") == 1);
+    }
 }
 
 #[test]
 fn s1_a_tls_handshake_has_a_timeout() {
-    let (ca, files, served) = (Ca::new("ca"), TlsFixture::new(), served_within(short(), &[("node-a", 1)]));
+    let (ca, files) = (Ca::new("ca"), TlsFixture::new());
     let identity = ca.issue_for("127.0.0.1");
     let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
-    let (mut endpoints, [_, address, _]) = endpoints();
-    endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
-    let stop = CancellationToken::new();
-    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
-    assert_eq!(says(address, ""), "");
-    assert_eq!(says(address, "\u{16}\u{3}\u{1}"), "", "the first bytes of a handshake");
-    eventually("both are counted", || dropped(&served, "agents", "handshake-timeout") == 2);
-    says(address, "GET / HTTP/1.1\r\n\r\n");
-    eventually("what is no handshake is counted", || dropped(&served, "agents", "handshake-failed") == 1);
-    stop.cancel();
-    served.run(serving).unwrap().unwrap();
+    let certificate = ServerFiles { cert, key };
+    let first_bytes_of_a_handshake = "\u{16}\u{3}\u{1}";
+    for (text, cause, limits) in [
+        ("", "handshake-timeout", limits(|limits| limits.handshake = SHORT)),
+        (first_bytes_of_a_handshake, "handshake-timeout", limits(|limits| limits.handshake = SHORT)),
+        ("GET / HTTP/1.1\r\n\r\n", "handshake-failed", RequestLimits::default()),
+    ] {
+        let served = served_within(limits, &[("node-a", 1)]);
+        let (mut endpoints, [_, address, _]) = endpoints();
+        endpoints.agents.tls = Some(load_server(&certificate).unwrap());
+        let stop = CancellationToken::new();
+        let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
+        says(address, text);
+        eventually("it is counted", || dropped(&served, "agents", cause) == 1);
+        stop.cancel();
+        served.run(serving).unwrap().unwrap();
+    }
 }
 
 #[test]
 fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
     let names: Vec<String> = (0..600).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
-    let served = served_within(short(), &gpus);
+    // Long enough for the client that reads.
+    let served = served_within(limits(|limits| limits.write = 10 * SHORT), &gpus);
     let mut unread = TcpStream::connect(served.operators).unwrap();
     unread.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n").unwrap();
     eventually("it is counted", || dropped(&served, "operators", "not-reading") == 1);
