@@ -2,9 +2,11 @@
 //! command says what to write.
 
 use std::process::Command;
+use std::time::Duration;
 use stowage::lab::campaign::CampaignRules;
 use stowage::lab::faults::campaign::play_all;
 use stowage::lab::faults::planted::PlantedBug;
+use stowage::lab::faults::shrink::shrink;
 use stowage::lab::faults::{History, play};
 
 #[test]
@@ -43,6 +45,17 @@ fn planted_bugs_are_found() {
         }
     }
     assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// However far it gets in its time.
+#[test]
+fn a_failing_history_is_made_smaller_and_still_fails() {
+    let failing = History { planted: Some(PlantedBug::ForgetsDeletions), ..History::of(0) };
+    assert!(!play(&failing).broken.is_empty());
+    let smallest = shrink(&failing, Duration::from_secs(5));
+    assert_eq!((smallest.seed, smallest.planted), (failing.seed, failing.planted));
+    assert!(smallest.steps <= failing.steps && smallest.without.is_superset(&failing.without));
+    assert!(!play(&smallest).broken.is_empty(), "{smallest:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A seed is a sequence, the oracle is silent where nothing is wrong, and planted bugs are found.
 
 use super::planted::PlantedBug;
+use super::shrink::shrink;
 use super::*;
 
 #[test]
@@ -43,4 +44,16 @@ fn the_oracle_finds_every_planted_bug() {
     println!("{found:?}");
     let missed: Vec<_> = found.iter().filter(|(_, seed)| seed.is_none()).collect();
     assert!(missed.is_empty(), "not found within 200 seeds: {missed:?}");
+}
+
+#[test]
+fn a_failing_sequence_is_made_small_and_still_fails_at_its_last_step() {
+    let planted = |seed| DecisionSequence { planted: Some(PlantedBug::ALL[0]), ..DecisionSequence::of(seed) };
+    let failing = (0..200).map(planted).find(|sequence| play(sequence).broken.is_some()).unwrap();
+    let smallest = shrink(&failing);
+    assert_eq!((smallest.seed, smallest.planted), (failing.seed, failing.planted));
+    assert!(smallest.steps <= failing.steps && smallest.nodes <= failing.nodes, "{smallest:?}");
+    assert!(smallest.without.len() > failing.without.len(), "some kinds of steps have nothing to do with it");
+    let (step, _) = play(&smallest).broken.expect("it still fails");
+    assert_eq!(step + 1, smallest.steps, "with its last step");
 }
