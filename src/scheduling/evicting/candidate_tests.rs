@@ -467,3 +467,24 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         assert!(bench.ledger.waits_for_budgets(&uid("service")), "{rules}: of another class");
     }
 }
+
+#[test]
+fn an_eviction_counts_against_the_owners_other_pods_for_as_long_as_the_policy_says() {
+    let mut policy = Policy::default();
+    policy.preemption.costs.again_within = Millis::seconds(60);
+    let mut bench = CandidateFixture::new(policy);
+    let of_owner = || ObservedDisruptionInfo {
+        disruption_info: DisruptionInfo {
+            owner: OwnerUid::parse("replica-set").ok(),
+            ..DisruptionInfo::default()
+        },
+        ..ObservedDisruptionInfo::default()
+    };
+    bench.bound("x", "a", of_owner());
+    bench.bound("y", "b", of_owner());
+    bench.ledger.note_evicted(&uid("y"));
+    for (seconds, counts) in [(0, true), (59, true), (60, false)] {
+        bench.ledger.set_now(START + Millis::seconds(seconds));
+        assert_eq!(bench.eviction_cost("x").again > 0, counts, "{seconds} s");
+    }
+}

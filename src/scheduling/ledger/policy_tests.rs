@@ -5,7 +5,9 @@ use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
-use crate::scheduling::testkit::{LedgerCluster, classified, demand_of, gpu, h100, node, placed, uid};
+use crate::scheduling::testkit::{
+    LedgerCluster, classified, demand_of, gpu, gpu_at, h100, node, placed, uid,
+};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -13,6 +15,7 @@ use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Millis, Percent};
 
 fn slice(card: u32, index: u32, profile: &str) -> Device {
@@ -216,6 +219,30 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         ["m", "n"],
         "not beside another pod"
     );
+}
+
+#[test]
+fn readings_are_averaged_over_the_time_that_the_policy_says() {
+    let counted_after_a_rise = |smoothing: Millis| {
+        let mut policy = Policy::default();
+        policy.telemetry.smoothing = smoothing;
+        let mut cluster = ledger(policy);
+        for kv in [20, 32] {
+            cluster.pass(10);
+            let gpu = GpuReading {
+                uuid: gpu_at("n", 0),
+                used: Some(Bytes::ZERO),
+                attributed: Vec::new(),
+                engine_load: EngineLoad::of(Percent::new(kv), Some(0)),
+            };
+            let sampled = cluster.now();
+            let reading = NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() };
+            cluster.read(&node("n"), reading.into());
+        }
+        cluster.snapshot().node("n").unwrap().gpus[0].engine_load.kv_cache.map(Percent::get)
+    };
+    assert_eq!(counted_after_a_rise(Millis::seconds(1000)), Some(20), "it hardly moves the average");
+    assert_eq!(counted_after_a_rise(Millis::seconds(1)), Some(32));
 }
 
 fn with_tenant(tenant: Tenant) -> Policy {
