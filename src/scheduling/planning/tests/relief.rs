@@ -125,11 +125,24 @@ fn a_pod_on_two_gpus_under_pressure_is_named_once() {
     let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran };
     let observed = Some(ObservedDisruptionInfo::default());
     cluster.observe("job", demand_of(10 << 30, 2, Sharing::Shared, -10), state, observed);
+    cluster.bound("other", "n", 1, job(20));
     all_pressed(&mut cluster, 2, 97, 0);
     evicted(&cluster, &mut watch);
     cluster.pass(10);
     all_pressed(&mut cluster, 2, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["job"]);
+    // Its eviction has time to help on both GPUs, on its way and after it.
+    cluster.pass(1);
+    all_pressed(&mut cluster, 2, 97, 0);
+    let on_its_way = BTreeSet::from([uid("job")]);
+    assert_eq!(watch.look(&cluster, &on_its_way), []);
+    cluster.release(&uid("job"));
+    cluster.pass(8);
+    all_pressed(&mut cluster, 2, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), [""; 0]);
+    cluster.pass(1);
+    all_pressed(&mut cluster, 2, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), ["other"]);
 }
 
 #[test]
