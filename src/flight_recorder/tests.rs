@@ -21,8 +21,13 @@ fn observe(service: &Service, n: u32) {
     service.cluster().apply(NodeObserved::new(node(n), NodeKind::Stowage));
 }
 
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn until(is_so: impl Fn() -> bool) {
+    let began = Instant::now();
     while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "it never comes");
         std::thread::yield_now();
     }
 }
@@ -171,7 +176,9 @@ fn a_full_disk_leaves_the_service_alone_and_what_was_written_is_read() {
     until_recording(&service);
     // Until the disk is full, and some more.
     let mut observed = 0;
+    let began = Instant::now();
     while disk.0.lock().failures == 0 {
+        assert!(began.elapsed() < PATIENCE, "the disk never fills up");
         observe(&service, observed);
         observed += 1;
         if observed % 100 == 0 {

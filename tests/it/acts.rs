@@ -253,9 +253,12 @@ async fn every_other_eviction_response_has_its_outcome() {
     let condition = leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap();
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("Cancelled")));
     // It is evicted all the same.
-    while !leader.is_leaving("victim") {
-        evict_in_vain(InjectedFault::AnswersLate(PATIENCE)).await;
-    }
+    let leaving = async {
+        while !leader.is_leaving("victim") {
+            evict_in_vain(InjectedFault::AnswersLate(PATIENCE)).await;
+        }
+    };
+    tokio::time::timeout(crate::client::PATIENCE, leaving).await.expect("it is evicted");
 }
 
 #[tokio::test]

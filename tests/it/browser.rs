@@ -73,7 +73,7 @@ fn program() -> Option<PathBuf> {
         .flat_map(|folder| PROGRAMS.map(|name| folder.join(name)))
         .find(|file| file.is_file());
     if found.is_none() {
-        not_installed("Chromium", "chromium");
+        not_installed("Chromium, which STOWAGE_CHROMIUM may name,", "chromium");
     }
     found
 }

@@ -143,8 +143,8 @@ async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event(
     world.bound("exclusive", 70, true);
     world.bound("beside", 2, false);
     eventually("the GPU is counted", || world.gauge("exclusive-shared").as_deref() == Some("1")).await;
-    world.server.delete_now("pods/default/beside").unwrap();
-    eventually("a later look finds it alone", || world.gauge("exclusive-shared").as_deref() == Some("0"))
+    world.server.delete_now("pods/default/exclusive").unwrap();
+    eventually("a later look finds one pod", || world.gauge("exclusive-shared").as_deref() == Some("0"))
         .await;
-    assert!(world.told().is_empty() && !world.is_leaving("exclusive"));
+    assert!(world.told().is_empty() && !world.is_leaving("beside"));
 }

@@ -120,7 +120,7 @@ fn busy() -> Served {
     served
 }
 
-/// Families of what this cluster has not.
+/// Families of what this cluster does not have.
 const OF_NOTHING_HERE: [&str; 11] = [
     "stowage_certificate_expiry_timestamp_seconds",
     "stowage_engine_start_error_median_ratio",

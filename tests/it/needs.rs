@@ -1,5 +1,5 @@
 //! What a test needs and the repository does not carry. A test that does not find it ends, and says on standard error that it is
-//! skipped, and why.
+//! skipped, and why; in CI it fails if `.ci/run` should have installed it.
 //!
 //! The unit tests of the library include this file, too: all tests skip alike.
 

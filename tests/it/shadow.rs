@@ -1,7 +1,7 @@
 //! Shadow mode, as the scheduler and operators see it: everything passes, the decision that enforcement would have made is
 //! recorded, and nothing is reserved, reported on pods or written but plain Bindings.
 
-use crate::client::Client;
+use crate::client::{Client, PATIENCE};
 use crate::device_plugin::{GPU, asks, bound_to, plugin_node};
 use crate::served::{Served, ServedCluster, pod, preempt_args, priority, without_engines};
 use serde_json::{Value, json};
@@ -251,9 +251,12 @@ impl ShadowSetup {
         let client = api.client("stowage").unwrap();
         let (control_plane, tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
         // A call that comes before is refused, and not recorded.
-        while !service.leadership.is_synced() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let synced = async {
+            while !service.leadership.is_synced() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, synced).await.expect("the cluster is listed");
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();

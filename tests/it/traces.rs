@@ -1,6 +1,6 @@
 //! Spans for OpenTelemetry: what a collector on loopback receives of a pod's way, and that nothing depends on the collector.
 
-use crate::client::Client;
+use crate::client::{Client, NOBODYS};
 use crate::process::{RunningServe, eventually, json_dump};
 use crate::served::{self, args, bind_args, on, pod, preempt_args, priority};
 use axum::Router;
@@ -173,10 +173,8 @@ fn a_preemption_is_traced_to_the_reservation_that_it_writes() {
 #[test]
 fn without_a_collector_calls_are_answered_and_what_was_dropped_is_counted_and_logged_once() {
     let folder = tempfile::tempdir().unwrap();
-    // The port was free a moment ago.
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let serve =
-        RunningServe::serve_with(&json_dump(&folder), &["--otlp-endpoint", &format!("http://{closed}")]);
+    let closed = format!("http://127.0.0.1:{NOBODYS}");
+    let serve = RunningServe::serve_with(&json_dump(&folder), &["--otlp-endpoint", &closed]);
     let dropped = || metric(&serve, r#"stowage_trace_spans_dropped_total{reason="export-failed"}"#);
     let llm = pod("llm", "40Gi");
     let mut before = 0.0;

@@ -34,6 +34,7 @@ use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::units::Moment;
 use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
 use serde_json::value::RawValue;
 use std::sync::Arc;
 
@@ -116,6 +117,25 @@ impl ReportsResult {
             return Ok(self);
         }
         self.refused.pop().map_or(Ok(self), |refused| Err(refused.why.into()))
+    }
+}
+
+impl From<ReportError> for BadRequest {
+    fn from(error: ReportError) -> Self {
+        let (code, message) = (error.code(), error.to_string());
+        match error {
+            ReportError::WrongNode { .. } => Self::Forbidden { code, message },
+            _ => Self::Unprocessable { code, message },
+        }
+    }
+}
+
+impl Serialize for ReportError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("ReportError", 2)?;
+        fields.serialize_field("code", self.code())?;
+        fields.serialize_field("error", &self.to_string())?;
+        fields.end()
     }
 }
 

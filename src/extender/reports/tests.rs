@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Knows tokens by what they begin with, and counts what it is asked.
@@ -127,18 +128,21 @@ async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
     for question in &mut waiting {
         assert_eq!(futures::poll!(question), std::task::Poll::Pending);
     }
-    while asked.tokens.lock().len() < BOUNDS.at_once {
-        tokio::task::yield_now().await;
-    }
+    until(|| asked.tokens.lock().len() == BOUNDS.at_once).await;
     drop(waiting);
-    while guard.reviews.remembered()[2] > BOUNDS.at_once {
-        tokio::task::yield_now().await;
-    }
+    until(|| guard.reviews.remembered()[2] <= BOUNDS.at_once).await;
     asked.permits.add_permits(Semaphore::MAX_PERMITS / 2);
-    while guard.reviews.remembered()[2] > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| guard.reviews.remembered()[2] == 0).await;
     assert_eq!(asked.tokens.lock().len(), BOUNDS.at_once, "the ten had no turn");
+}
+
+async fn until(is_so: impl Fn() -> bool) {
+    let becoming = async {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), becoming).await.expect("it comes");
 }
 
 async fn guard_of(guard: &TokenGuard, token: String) -> AgentReviewResult {

@@ -3,7 +3,6 @@
 //! Checks the content only: the sender, the order and the effect of a report are handled elsewhere. Fields that this version
 //! does not know have been ignored before, and a missing field has been named.
 
-use crate::extender::request::BadRequest;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::report::limits::{
     MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS, MAX_PROCESSES,
@@ -13,7 +12,6 @@ use crate::report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPa
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::units::{Bytes, Millis};
-use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -35,13 +33,13 @@ pub enum ReportError {
         "the token is of an agent on {actual}, which cannot speak for {node}; each agent reports its own node"
     )]
     WrongNode { node: NodeName, actual: NodeName },
-    /// It is JSON, and no report.
+    /// It is JSON, but no report.
     #[error("{0}")]
     Malformed(String),
 }
 
 impl ReportError {
-    /// A short name for metrics.
+    /// A short name, for metrics and answers.
     pub fn code(&self) -> &'static str {
         match self {
             Self::UnknownNode(_) => "unknown-node",
@@ -51,25 +49,6 @@ impl ReportError {
             Self::WrongNode { .. } => "wrong-node",
             Self::Malformed(_) => "malformed",
         }
-    }
-}
-
-impl From<ReportError> for BadRequest {
-    fn from(error: ReportError) -> Self {
-        let (code, message) = (error.code(), error.to_string());
-        match error {
-            ReportError::WrongNode { .. } => Self::Forbidden { code, message },
-            _ => Self::Unprocessable { code, message },
-        }
-    }
-}
-
-impl Serialize for ReportError {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("ReportError", 2)?;
-        fields.serialize_field("code", self.code())?;
-        fields.serialize_field("error", &self.to_string())?;
-        fields.end()
     }
 }
 

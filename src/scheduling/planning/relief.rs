@@ -52,10 +52,13 @@ impl PressureWatch {
                     continue;
                 }
                 let since = since.unwrap_or(now);
-                let relief = (since + rules.evict_after <= now)
+                let there = ledger.pods_on(name, &device.uuid);
+                // A pod on several GPUs is named for one of them, and helps all.
+                let is_helped = leaving.iter().any(|relief: &ReliefEviction| there.contains(&relief.uid));
+                let relief = (!is_helped && since + rules.evict_after <= now)
                     .then(|| relieve(ledger, name, &device.uuid, not_now, &leaving))
                     .flatten();
-                still.insert(place, if relief.is_some() { now } else { since });
+                still.insert(place, if is_helped || relief.is_some() { now } else { since });
                 leaving.extend(relief);
             }
         }
@@ -120,8 +123,7 @@ fn relieve(
     let engine = &engine_on(ledger, &there)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
-    let ordered: Vec<PodUid> = leaving.iter().map(|relief| relief.uid.clone()).collect();
-    if there.iter().any(|uid| ledger.leaves_soon(uid) || ordered.contains(uid)) {
+    if there.iter().any(|uid| ledger.leaves_soon(uid)) {
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
@@ -136,6 +138,7 @@ fn relieve(
     };
     let here = candidate.potential_victims.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.
+    let ordered: Vec<PodUid> = leaving.iter().map(|relief| relief.uid.clone()).collect();
     let here = here.filter(|resident| ledger.may_order_after(&ordered, &resident.uid));
     let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())

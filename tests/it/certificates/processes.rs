@@ -125,12 +125,15 @@ fn the_lifetimes_and_the_service_are_those_of_the_flags_and_metrics_show_when_ea
         connect_to("gpu-agents.kube-system.svc", address, &cas, None).try_get("/").is_ok()
     });
     let after = jiff::Timestamp::now();
-    let metrics = Client::connect(running.operators).get_page("/metrics").text().to_owned();
+    let ends = |certificate: &str| {
+        let metrics = Client::connect(running.operators).get_page("/metrics");
+        let start = format!("stowage_certificate_expiry_timestamp_seconds{{certificate=\"{certificate}\"}} ");
+        metrics.text().lines().find_map(|line| line.strip_prefix(&*start)?.parse::<i64>().ok())
+    };
     for (certificate, hours) in [("serving", 48), ("ca", 240)] {
-        let line = format!("stowage_certificate_expiry_timestamp_seconds{{certificate=\"{certificate}\"}} ");
-        let found = metrics.lines().find_map(|found| found.strip_prefix(&*line)).expect(&line);
-        let (ends, lifetime) = (found.parse::<i64>().unwrap(), hours * 3600);
-        assert!((before.as_second()..=after.as_second()).contains(&(ends - lifetime)), "{line}{found}");
+        eventually("it is shown", || ends(certificate).is_some());
+        let made = ends(certificate).unwrap() - hours * 3600;
+        assert!((before.as_second()..=after.as_second()).contains(&made), "{certificate}: {made}");
     }
 }
 

@@ -134,7 +134,8 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
 
 #[test]
 fn s1_a_request_has_a_timeout_as_a_whole() {
-    let served = served_within(limits(|limits| limits.request = SHORT), &[("node-a", 1)]);
+    // Long enough for the pages that are read here.
+    let served = served_within(limits(|limits| limits.request = 10 * SHORT), &[("node-a", 1)]);
     for (address, name, path) in
         [(served.scheduler, "scheduler", "/scheduler/filter"), (served.agents, "agents", "/v1/reports")]
     {
