@@ -180,4 +180,28 @@ mod tests {
         assert!(stands_beside_pod_on(1));
         assert!(stands_beside_pod_on(7), "the machine has no eighth GPU, and the pod none of the first two");
     }
+
+    #[test]
+    fn what_shows_a_reservation_that_was_given_up_shows_no_later_one() {
+        let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
+        cluster.wait("p", demand.clone());
+        let deadline = cluster.now() + Millis::seconds(60);
+        let [first, second] = ["n", "m"].map(|on| Reservation {
+            node: node(on),
+            devices: Arc::from([gpu_at(on, 0)]),
+            victims: Arc::default(),
+            deadline,
+        });
+        cluster.reserve(&uid("p"), first.clone()).unwrap();
+        cluster.release_reservation(&uid("p"));
+        cluster.reserve(&uid("p"), second.clone()).unwrap();
+        // A late event of the first one, and one of the second.
+        for (shown, is_shown) in [(first, false), (second, true)] {
+            let waiting = ObservedWaiting { reservation: Some(shown), ..ObservedWaiting::default() };
+            cluster.observe("p", demand.clone(), ObservedPhase::Waiting(waiting), None);
+            assert_eq!(cluster.reservation_of(&uid("p")).unwrap().is_shown, is_shown);
+        }
+    }
 }
