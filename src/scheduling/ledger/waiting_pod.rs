@@ -156,9 +156,9 @@ impl WaitingPod {
         self.reservation = reservation;
     }
 
-    /// The API server shows this reservation.
+    /// The API server shows this reservation. It may be an earlier one that was given up.
     pub(super) fn observe_reservation(&mut self, observed: &Reservation) {
-        self.reservation_observed |= self.reservation.is_some() && !self.is_news(observed);
+        self.reservation_observed |= self.reservation.as_ref().is_some_and(|own| own.is_same(observed));
     }
 
     /// The reservation is new, and the API server has not shown it.
