@@ -56,7 +56,7 @@ impl PressureWatch {
                 // A pod on several GPUs is named for one of them, and helps all.
                 let is_helped = leaving.iter().any(|relief: &ReliefEviction| there.contains(&relief.uid));
                 let relief = (!is_helped && since + rules.evict_after <= now)
-                    .then(|| relieve(ledger, name, &device.uuid, not_now, &leaving))
+                    .then(|| relieve(ledger, name, &device.uuid, &there, not_now, &leaving))
                     .flatten();
                 still.insert(place, if is_helped || relief.is_some() { now } else { since });
                 leaving.extend(relief);
@@ -111,16 +111,17 @@ fn engine_on(ledger: &Ledger, there: &[PodUid]) -> Option<PodUid> {
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
-/// The cheapest evictable neighbor of the most important engine on a GPU. `leaving` are those that this look has named already.
+/// The cheapest evictable neighbor of the most important engine on a GPU, of the pods `there`. `leaving` are those that this look
+/// has named already.
 fn relieve(
     ledger: &Ledger,
     node: &NodeName,
     gpu: &GpuUuid,
+    there: &[PodUid],
     not_now: &BTreeSet<PodUid>,
     leaving: &[ReliefEviction],
 ) -> Option<ReliefEviction> {
-    let there = ledger.pods_on(node, gpu);
-    let engine = &engine_on(ledger, &there)?;
+    let engine = &engine_on(ledger, there)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
     if there.iter().any(|uid| ledger.leaves_soon(uid)) {
