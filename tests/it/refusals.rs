@@ -7,9 +7,13 @@ use crate::served::{
 };
 use serde_json::{Value, json};
 use stowage::kubernetes::port::{BindOutcome, PodEventReason};
-use stowage::scheduling::ledger::PodPhase;
+use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
+use stowage::scheduling::verbs::observe::PodObserved;
 use stowage::scheduling::verbs::tick::Tick;
-use stowage::scheduling::verbs::wait::EvictionsOrdered;
+use stowage::scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation, Reserve};
+use stowage::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use stowage::scheduling::vocabulary::placement::Reservation;
+use stowage::service::Service;
 use stowage::units::{Bytes, Millis, Moment};
 
 const NODES: [&str; 12] =
@@ -413,11 +417,64 @@ fn a_reservation_that_cannot_be_written_evicts_no_pod() {
 fn a_reservation_released_while_its_condition_is_written_is_cleared_and_evicts_no_pod() {
     let (served, victims) = crowded();
     let urgent = priority(pod("urgent", "60Gi"), 1000);
-    *served.control_plane.given_up_meanwhile.lock() = Some((served.service.clone(), uid_of(&urgent)));
+    let uid = uid_of(&urgent);
+    while_it_is_written(&served, move |service| service.cluster().apply(ReleaseReservation(uid)));
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
     let written: Vec<bool> =
         served.control_plane.holds.lock().iter().map(|(_, reservation)| reservation.is_some()).collect();
     assert_eq!(written, [true, false]);
+}
+
+fn while_it_is_written(served: &Served, what: impl FnOnce(&Service) + Send + 'static) {
+    let service = served.service.clone();
+    *served.control_plane.meanwhile.lock() = Some(Box::new(move || what(&service)));
+}
+
+#[test]
+fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_answered() {
+    let (served, victims) = crowded();
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let uid = uid_of(&urgent);
+    *served.control_plane.hold_fails.lock() = true;
+    while_it_is_written(&served, move |service| {
+        let mut cluster = service.cluster();
+        let pod = cluster.pod_state(&uid).unwrap().clone();
+        let waiting =
+            ObservedWaiting { reservation: pod.reservation().cloned(), ..ObservedWaiting::default() };
+        cluster.apply(PodObserved(PodObservation {
+            uid,
+            key: pod.key,
+            demand: pod.demand,
+            state: ObservedPhase::Waiting(waiting),
+            observed: Some(ObservedDisruptionInfo::default()),
+        }));
+    });
+    assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+    assert!(served.entry(&urgent).unwrap().reservation().is_some(), "the planner may evict for it already");
+}
+
+#[test]
+fn a_reservation_made_while_an_earlier_one_was_written_in_vain_is_neither_released_nor_cleared() {
+    for hold_fails in [true, false] {
+        let (served, victims) = crowded();
+        let urgent = priority(pod("urgent", "60Gi"), 1000);
+        let (uid, other) = (uid_of(&urgent), uid_of(&victims[1]));
+        *served.control_plane.hold_fails.lock() = hold_fails;
+        while_it_is_written(&served, move |service| {
+            let mut cluster = service.cluster();
+            let earlier = cluster.pod_state(&uid).unwrap().reservation().unwrap().clone();
+            cluster.apply(ReleaseReservation(uid.clone()));
+            assert!(!earlier.victims.contains(&other));
+            let devices = cluster.pod_state(&other).unwrap().devices().unwrap().clone();
+            let reservation = Reservation { devices, victims: [other].into(), ..earlier };
+            cluster.apply(Reserve { uid, reservation }).unwrap();
+        });
+        assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+        let reservation = served.entry(&urgent).unwrap().reservation().cloned();
+        assert_eq!(reservation.map(|it| it.victims), Some([uid_of(&victims[1])].into()));
+        let ended = served.control_plane.holds.lock().iter().filter(|(_, written)| written.is_none()).count();
+        assert_eq!(ended, 0);
+    }
 }
 
 #[test]

@@ -34,7 +34,6 @@ use stowage::kubernetes::port::{
 use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::{PodPhase, PodState};
 use stowage::scheduling::policy::Policy;
-use stowage::scheduling::verbs::wait::ReleaseReservation;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::{Service, TimeSource};
 use stowage::units::{Bytes, Millis};
@@ -61,8 +60,8 @@ pub struct Scripted {
     pub holds: Mutex<Vec<(PodKey, Option<Reservation>)>>,
     pub events: Mutex<Vec<PodEvent>>,
     pub hold_fails: Mutex<bool>,
-    /// This pod's reservation is released while its condition is being written.
-    pub given_up_meanwhile: Mutex<Option<(Arc<Service>, PodUid)>>,
+    /// Happens while the next condition of a reservation is being written.
+    pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Scripted {
@@ -120,12 +119,13 @@ impl ControlPlane for Scripted {
         change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         if let Some(reservation) = &change.reservation {
+            let meanwhile = self.meanwhile.lock().take();
+            if let Some(meanwhile) = meanwhile {
+                meanwhile();
+            }
             if *self.hold_fails.lock() {
                 let error = ControlPlaneError::Unknown("no answer".into());
                 return futures::future::ready(Err(error)).boxed();
-            }
-            if let Some((service, uid)) = self.given_up_meanwhile.lock().take() {
-                service.cluster().apply(ReleaseReservation(uid.clone()));
             }
             let reservation = match reservation {
                 ReservationChange::Set(reservation) => Some(reservation.clone()),
@@ -218,7 +218,7 @@ impl ServedCluster {
             holds: Mutex::default(),
             events: Mutex::default(),
             hold_fails: Mutex::default(),
-            given_up_meanwhile: Mutex::default(),
+            meanwhile: Mutex::default(),
         });
         let agent_auth = self.authority.map_or(AgentAuth::Anyone, |authority| {
             AgentAuth::Token(TokenGuard::new(authority, service.clone()))

@@ -3,13 +3,38 @@
 use super::*;
 use crate::kubernetes::ClusterIndex;
 use crate::kubernetes::testing::Recorder;
+use crate::scheduling::audit::conflicts::GpuConflictKind;
 use crate::scheduling::policy::Policy;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::json;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn policy_with(rule: ConflictRule) -> Policy {
     let mut policy = Policy::default();
     policy.conflicts = rule;
     policy
+}
+
+fn node() -> Node {
+    let labels = json!({
+        "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+    });
+    serde_json::from_value(json!({ "metadata": { "name": "n", "labels": labels } })).unwrap()
+}
+
+/// A pod on the node's one GPU, 60 GiB of 80.
+fn pod(name: &str, phase: &str) -> Pod {
+    let resources = json!({ "limits": { "stowage.dev/vram": "60Gi" } });
+    let annotations = json!({
+        "stowage.dev/devices": "index-0", "stowage.dev/gpu-memory-fraction": "0.75",
+        "stowage.dev/vram-granted": (60u64 << 30).to_string(),
+    });
+    let pod = json!({
+        "metadata": { "name": name, "uid": name, "annotations": annotations },
+        "spec": { "nodeName": "n", "containers": [{ "name": "engine", "resources": resources }] },
+        "status": { "phase": phase },
+    });
+    serde_json::from_value(pod).unwrap()
 }
 
 struct AuditFixture {
@@ -23,11 +48,7 @@ impl AuditFixture {
     fn with(rule: ConflictRule) -> Self {
         let service = Service::with_stopped_clock(policy_with(rule));
         let mut index = ClusterIndex::default();
-        let labels = json!({
-            "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
-        });
-        let node = json!({ "metadata": { "name": "n", "labels": labels } });
-        index.reset_nodes(&service, &[serde_json::from_value(node).unwrap()]);
+        index.reset_nodes(&service, &[node()]);
         index.reset_pods(&service, &[]);
         service.set_synced_in(0);
         let recorder = Arc::new(Recorder::default());
@@ -39,22 +60,16 @@ impl AuditFixture {
         self.audit.service.lead_from_the_start();
     }
 
-    /// A pod on the one GPU, 60 GiB of 80.
     fn show(&mut self, name: &str, phase: &str) {
-        let resources = json!({ "limits": { "stowage.dev/vram": "60Gi" } });
-        let annotations = json!({
-            "stowage.dev/devices": "index-0", "stowage.dev/gpu-memory-fraction": "0.75",
-            "stowage.dev/vram-granted": (60u64 << 30).to_string(),
-        });
-        let pod = json!({
-            "metadata": { "name": name, "uid": name, "annotations": annotations },
-            "spec": { "nodeName": "n", "containers": [{ "name": "engine", "resources": resources }] },
-            "status": { "phase": phase },
-        });
-        self.index.apply_pod(&self.audit.service, &serde_json::from_value(pod).unwrap());
+        self.index.apply_pod(&self.audit.service, &pod(name, phase));
+        self.record(name, "n");
+    }
+
+    /// What a read of the pod shows.
+    fn record(&self, name: &str, node: &str) {
         let record = PodOnRecord {
             uid: PodUid::parse(name).unwrap(),
-            node: Some(NodeName::parse("n").unwrap()),
+            node: Some(NodeName::parse(node).unwrap()),
             devices: None,
             borrows: false,
             refusal: None,
@@ -222,4 +237,36 @@ async fn a_victim_is_evicted_only_if_a_read_shows_the_other_pod_on_the_node() {
     }
     let unread = reason_to_evict(&victim, Err(ControlPlaneError::Unknown("no answer".into())));
     assert_eq!(unread.unwrap_err(), AuditEvictionOutcome::Unread("no answer".into()));
+}
+
+/// The watch that shows it may be silent.
+#[tokio::test]
+async fn a_victim_is_evicted_only_if_a_read_shows_it_on_the_node() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.record("b", "m");
+    bench.looks(5).await;
+    assert_eq!(bench.recorder.written(), Vec::<String>::new());
+    assert!(bench.evictions("over") > 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict_any_more() {
+    let mut bench = AuditFixture::with(ConflictRule::Report);
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.looks(5).await;
+    let count = |bench: &AuditFixture| bench.audit.service.conflicts().count(GpuConflictKind::Overcommitted);
+    assert_eq!(count(&bench), 1);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _cluster = bench.audit.service.cluster();
+        panic!("in the middle of a change");
+    }));
+    assert!(panicked.is_err());
+    bench.index.reset_nodes(&bench.audit.service, &[node()]);
+    bench.index.reset_pods(&bench.audit.service, &[pod("a", "Running")]);
+    bench.looks(5).await;
+    assert_eq!(count(&bench), 0);
 }

@@ -146,7 +146,7 @@ mod tests {
     use crate::scheduling::policy::Policy;
     use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, node, uid};
     use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved};
-    use crate::scheduling::verbs::tick::LeadershipBegan;
+    use crate::scheduling::verbs::tick::{LeadershipBegan, LeadershipEnded};
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
     use crate::scheduling::vocabulary::node::NodeKind;
@@ -179,6 +179,28 @@ mod tests {
         assert!(!stands_beside_pod_on(0), "40 and 50 GiB are too much for one GPU");
         assert!(stands_beside_pod_on(1));
         assert!(stands_beside_pod_on(7), "the machine has no eighth GPU, and the pod none of the first two");
+    }
+
+    #[test]
+    fn a_reservation_that_was_given_up_is_mirrored_when_another_leader_makes_it_again() {
+        let mut cluster = LedgerCluster::new(&[("n", 1)]);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
+        cluster.wait("p", demand.clone());
+        let reservation = Reservation {
+            node: node("n"),
+            devices: Arc::from([gpu_at("n", 0)]),
+            victims: Arc::default(),
+            deadline: cluster.now() + Millis::seconds(60),
+        };
+        cluster.reserve(&uid("p"), reservation.clone()).unwrap();
+        cluster.release_reservation(&uid("p"));
+        cluster.apply(LeadershipEnded);
+        let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+        cluster.observe("p", demand, ObservedPhase::Waiting(waiting), None);
+        assert!(cluster.reservation_of(&uid("p")).is_some(), "the GPU is kept for it");
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 3, "nonce")));
+        assert!(cluster.reservation_of(&uid("p")).is_some(), "it is adopted");
     }
 
     #[test]

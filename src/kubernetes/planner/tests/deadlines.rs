@@ -4,6 +4,8 @@ use super::super::write::{PlannerWrite, StatusPurpose};
 use super::*;
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::kubernetes::port::StatusChange;
+use crate::scheduling::verbs::bind::BindAsked;
+use crate::scheduling::verbs::binding::BindingFailed;
 use crate::scheduling::verbs::wait::{ReleaseReservation, Reserve};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Tenure;
@@ -290,4 +292,102 @@ async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_
     bench.service.cluster().apply(ReleaseReservation(uid("serving")));
     bench.pass(1);
     assert_eq!(bench.tick().await, Vec::<String>::new(), "it has ended");
+}
+
+/// With the verb's reservation, which the pod shows.
+fn shown_reservation() -> PlannerFixture {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    let mut shown = bench.pod("serving");
+    shown["status"]["conditions"] = reservation_observed(&["uid-job"], 60);
+    bench.show(shown);
+    bench
+}
+
+/// What is written within so many seconds beside evictions.
+async fn written_within(bench: &mut PlannerFixture, seconds: u64) -> Vec<String> {
+    let mut written = Vec::new();
+    for _ in 0..seconds {
+        bench.pass(1);
+        written.extend(bench.tick().await);
+    }
+    written.retain(|write| !write.contains("evict"));
+    written
+}
+
+#[tokio::test]
+async fn a_reservation_whose_condition_a_late_write_has_ended_is_shown_again() {
+    let mut bench = shown_reservation();
+    assert_eq!(written_within(&mut bench, 15).await, Vec::<String>::new(), "it is shown");
+    let mut ended = bench.pod("serving");
+    ended["status"]["conditions"] = json!([]);
+    bench.show(ended);
+    assert_eq!(written_within(&mut bench, 15).await, ["serving: hold n"]);
+}
+
+#[tokio::test]
+async fn a_reservation_whose_condition_an_earlier_one_has_overwritten_is_shown_again() {
+    let mut bench = shown_reservation();
+    bench.show(bound("other", "n", 1, -10));
+    let mut late = bench.pod("serving");
+    let victims = [uid("job"), uid("other")].into();
+    let reservation = Reservation { victims, ..reservation_for(&bench, "serving") };
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
+    late["metadata"]["labels"] = json!({ "changed": "since" });
+    bench.show(late);
+    assert_eq!(written_within(&mut bench, 15).await, ["serving: hold n"]);
+}
+
+/// The pod's Binding is begun, and known not to be written after so many seconds.
+async fn bind_fails_after(bench: &mut PlannerFixture, seconds: u64) {
+    let key = PodKey::parse("default", "serving").unwrap();
+    let asked = BindAsked { uid: uid("serving"), key, node: NodeName::parse("n").unwrap() };
+    bench.service.cluster().apply(asked).unwrap();
+    for _ in 0..seconds {
+        bench.pass(1);
+        bench.tick().await;
+    }
+    bench.service.cluster().apply(BindingFailed(uid("serving")));
+}
+
+#[tokio::test]
+async fn a_bind_that_fails_slowly_gives_a_reservation_no_more_time() {
+    let mut bench = late().await;
+    bench.tick().await;
+    let deadline = reservation_for(&bench, "serving").deadline;
+    bind_fails_after(&mut bench, 3).await;
+    for _ in 0..3 {
+        bench.pass(3);
+        bench.tick().await;
+    }
+    assert_eq!(reservation_for(&bench, "serving").deadline, deadline);
+}
+
+#[tokio::test]
+async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(bound("other", "n", 1, -10));
+    bench.show(gated("serving", 50, 100));
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.begin_tick();
+    bench.run_ends().await;
+    let first = reservation_for(&bench, "serving");
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.begin_tick();
+    // The verb makes another one, whose write takes long.
+    let victims = [uid("job"), uid("other")].into();
+    let reservation = Reservation { victims, ..first };
+    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
+    bench.begin_tick();
+    bench.pass(4);
+    answer.send(()).unwrap();
+    assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
+    bench.pass(1);
+    assert_eq!(bench.tick().await, Vec::<String>::new(), "nothing shows the present one");
 }

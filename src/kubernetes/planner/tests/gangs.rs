@@ -4,6 +4,7 @@ use super::*;
 use crate::policy_file::{self, SourceText};
 use crate::scheduling::kube_filters::Requirements;
 use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::verbs::bind::BindAsked;
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecision, preempt};
 use crate::scheduling::verbs::request::VerbRequest;
@@ -194,4 +195,25 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
     };
     assert_eq!(asked("leader"), PreemptDecision::NoCandidate);
     assert!(matches!(asked("single"), PreemptDecision::Evict { .. }));
+}
+
+#[tokio::test]
+async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bound() {
+    let mut bench = PlannerFixture::by(policy_of("planning: {groups: {whenIncomplete: evict}}"), &["n", "m"]);
+    bench.show(member("a", 50, "pair", 2));
+    bench.show(member("b", 50, "pair", 2));
+    bench.tick().await;
+    let node = bench.service.cluster().reservation_of(&uid("a")).unwrap().reservation.node;
+    let asked = BindAsked { uid: uid("a"), key: crate::ids::PodKey::parse("default", "a").unwrap(), node };
+    let node = asked.node.clone();
+    bench.service.cluster().apply(asked).unwrap();
+    bench.pass(120);
+    bench.tick().await;
+    assert!(bench.recorder.told().contains(&"StowageGroupFailed"));
+    bench.show(bound("a", node.as_str(), 50, 100));
+    let mut late = bench.pod("a");
+    late["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
+    late["metadata"]["annotations"]["stowage.dev/group-min"] = json!("2");
+    bench.show(late);
+    assert_eq!(evicted(&bench.tick().await), ["a"]);
 }
