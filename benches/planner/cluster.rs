@@ -122,7 +122,7 @@ impl FullCluster {
         let devices = Some(Arc::from([uuid(node, gpu)]));
         let state = ObservedPhase::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
         let shown =
-            Some(ObservedDisruptionInfo { disruption_info, stamp, leaving: None, loan: Default::default() });
+            Some(ObservedDisruptionInfo { disruption_info, stamp, ..ObservedDisruptionInfo::default() });
         self.ledger.apply(PodObserved(PodObservation {
             uid: uid(n),
             key: key(n),

@@ -5,9 +5,9 @@ use super::filter::read_pod;
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
-use crate::ids::listed;
+use crate::ids::{PodUid, listed};
 use crate::kubernetes::objects;
-use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange, reserved_text};
+use crate::kubernetes::port::{ControlPlaneError, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::recording::answer::Decision;
 use crate::scheduling::evicting::VictimSet;
 use crate::scheduling::policy::Mode;
@@ -18,7 +18,8 @@ use crate::scheduling::verbs::preempt::{
 use crate::scheduling::verbs::preempt_device_plugin::{NarrowAsked, NarrowedCandidates};
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::wait::ReleaseReservation;
-use crate::service::WorkKind;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::service::{ClusterGuard, WorkKind};
 use crate::telemetry::NO_CODE;
 use crate::telemetry::traces::Traced;
 use std::collections::BTreeMap;
@@ -132,20 +133,10 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             span.fail("not-written");
         }
         drop(span);
-        if let Err(error) = &written {
-            warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
-            extender.service.cluster().apply(ReleaseReservation(uid.clone()));
-        }
-        // The write may have taken so long that the reservation was released meanwhile.
-        let stands =
-            extender.service.cluster().pod_state(&uid).is_some_and(|entry| entry.reservation().is_some());
-        if !stands {
-            // It may have been written although no answer said so.
-            let ended =
-                extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await;
-            if let Err(error) = ended {
-                warn!(pod = %key, %error, "could not clear the condition of a reservation; the planner does, as long as the pod shows it");
-            }
+        if let Err(reason) = settle(&mut extender.service.cluster(), &uid, &reservation, written) {
+            warn!(pod = %key, node = %reservation.node, reason, "the reservation is given up; no pod is evicted");
+            // If it was written all the same, the planner ends it as long as the pod shows it: a write here could end another one,
+            // made meanwhile.
             return false;
         }
         let text = reserved_text(&reservation);
@@ -156,6 +147,26 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
     };
     // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.
     writes.spawn(Traced::present().around(task)).await.unwrap_or(false)
+}
+
+/// Whether the reservation stands after its write was answered, or why not. The write may have taken so long that the reservation
+/// was released meanwhile, and another one made; or the watch may have shown it although no answer came, so that the planner
+/// evicts for it already.
+fn settle(
+    cluster: &mut ClusterGuard<'_>,
+    uid: &PodUid,
+    reservation: &Reservation,
+    written: Result<(), ControlPlaneError>,
+) -> Result<(), String> {
+    let present = cluster.reservation_of(uid).filter(|present| present.reservation.is_same(reservation));
+    let Some(present) = present else { return Err("it was released while it was written".to_owned()) };
+    let error = match written {
+        Ok(()) => return Ok(()),
+        Err(ControlPlaneError::Unknown(_)) if present.is_shown => return Ok(()),
+        Err(error) => error,
+    };
+    cluster.apply(ReleaseReservation(uid.clone()));
+    Err(error.to_string())
 }
 
 fn answer(others: Vec<String>, victims: &VictimSet) -> PreemptionResult {

@@ -73,7 +73,7 @@ struct ConflictAudit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuditEvictionOutcome {
     Tried(EvictionOutcome),
-    /// A fresh read does not show the conflict.
+    /// Fresh reads do not show both pods on the node, or show that the victim has started.
     Over,
     Unread(String),
     RateLimited,
@@ -83,8 +83,8 @@ impl fmt::Display for AuditEvictionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tried(outcome) => outcome.fmt(f),
-            Self::Over => f.write_str("the conflict is over"),
-            Self::Unread(error) => write!(f, "the other pod could not be read: {error}"),
+            Self::Over => f.write_str("the conflict is over, or the pod has started"),
+            Self::Unread(error) => write!(f, "one of the pods could not be read: {error}"),
             Self::RateLimited => f.write_str("enough pods were evicted within the minute"),
         }
     }
@@ -229,28 +229,30 @@ impl ConflictAudit {
     }
 }
 
-/// Reads the other pod first, past every cache: a watch that died silently shows an old state.
+/// Reads both pods first, past every cache: a watch that died silently shows an old state.
 async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
-    match reason_to_evict(victim, control_plane.read_pod(&victim.stays).await) {
-        Ok(why) => AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await),
-        Err(outcome) => outcome,
+    match is_due(control_plane, victim).await {
+        Ok(true) => {
+            let why = EvictionReason::Conflict { with: victim.stays.clone(), gpu: victim.gpu.clone() };
+            AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await)
+        }
+        Ok(false) | Err(ControlPlaneError::Gone) => AuditEvictionOutcome::Over,
+        Err(error) => AuditEvictionOutcome::Unread(error.to_string()),
     }
 }
 
-/// Whether to evict the victim, by a read of the other pod: only if that pod is still bound to the node.
-fn reason_to_evict(
+/// Whether reads show both pods on the node, and that the victim has not started.
+async fn is_due(
+    control_plane: &dyn ControlPlane,
     victim: &ConflictVictim,
-    read: Result<Option<PodOnRecord>, ControlPlaneError>,
-) -> Result<EvictionReason, AuditEvictionOutcome> {
-    let is_still_there =
-        |record: &PodOnRecord| record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node);
-    match read {
-        Ok(Some(record)) if is_still_there(&record) => {
-            Ok(EvictionReason::Conflict { with: victim.stays.clone(), gpu: victim.gpu.clone() })
-        }
-        Ok(_) | Err(ControlPlaneError::Gone) => Err(AuditEvictionOutcome::Over),
-        Err(error) => Err(AuditEvictionOutcome::Unread(error.to_string())),
+) -> Result<bool, ControlPlaneError> {
+    let is_there = |pod: &PodOnRecord| pod.node.as_ref() == Some(&victim.node);
+    let stays = control_plane.read_pod(&victim.stays).await?.filter(is_there);
+    if stays.is_none_or(|pod| pod.uid != victim.stays_uid) {
+        return Ok(false);
     }
+    let leaves = control_plane.read_pod(&victim.key).await?.filter(is_there);
+    Ok(leaves.is_some_and(|pod| pod.uid == victim.uid && !pod.has_started))
 }
 
 /// Checks the nodes that are due, a few under each lock: watches wait for it.

@@ -12,7 +12,6 @@ pub struct Backoff {
 /// The retry state of one action.
 #[derive(Debug, Clone, Default)]
 pub struct RetryState {
-    was_begun: bool,
     is_under_way: bool,
     failed: u32,
     again: Moment,
@@ -30,12 +29,8 @@ impl RetryState {
         !self.is_under_way && self.again <= now
     }
 
-    pub fn was_begun(&self) -> bool {
-        self.was_begun
-    }
-
     pub fn begin(&mut self) {
-        (self.was_begun, self.is_under_way) = (true, true);
+        self.is_under_way = true;
     }
 
     /// It was done, and shows in the watch by then; if it does not, it is retried.

@@ -31,6 +31,7 @@ fn record(pod: &Value, node: Option<&str>, gpu: u32) -> PodOnRecord {
         uid: uid_of(pod),
         node: node.map(|node| NodeName::parse(node).unwrap()),
         devices: node.map(device),
+        has_started: false,
         borrows: false,
         refusal: None,
     }

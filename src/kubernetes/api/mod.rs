@@ -242,7 +242,14 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
     let node = node.map(NodeName::parse).transpose().map_err(|error| unreadable(&error))?;
     let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
-    Ok(PodOnRecord { uid, node, devices, borrows, refusal: refusal(pod) })
+    Ok(PodOnRecord {
+        uid,
+        node,
+        devices,
+        has_started: objects::has_started(pod),
+        borrows,
+        refusal: refusal(pod),
+    })
 }
 
 /// kube-scheduler's condition, while it says that the pod is not scheduled.

@@ -62,15 +62,11 @@ impl AuditFixture {
 
     fn show(&mut self, name: &str, phase: &str) {
         self.index.apply_pod(&self.audit.service, &pod(name, phase));
-        self.record(name, "n");
-    }
-
-    /// What a read of the pod shows.
-    fn record(&self, name: &str, node: &str) {
         let record = PodOnRecord {
             uid: PodUid::parse(name).unwrap(),
-            node: Some(NodeName::parse(node).unwrap()),
+            node: Some(NodeName::parse("n").unwrap()),
             devices: None,
+            has_started: false,
             borrows: false,
             refusal: None,
         };
@@ -210,46 +206,36 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);
 }
 
-#[tokio::test]
-async fn a_victim_is_evicted_only_if_a_read_shows_the_other_pod_on_the_node() {
-    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
-    bench.show("a", "Running");
-    bench.show("b", "Pending");
-    bench.looks(5).await;
-    let victim = bench.audit.service.conflicts().victims(bench.now).remove(0);
-    let record = |uid: &str, node: Option<&str>| PodOnRecord {
-        uid: PodUid::parse(uid).unwrap(),
-        node: node.map(|node| NodeName::parse(node).unwrap()),
-        devices: None,
-        borrows: false,
-        refusal: None,
-    };
-    let evicted = reason_to_evict(&victim, Ok(Some(record("a", Some("n"))))).unwrap();
-    assert!(matches!(evicted, EvictionReason::Conflict { with, .. } if &*with.name == "a"));
-    for over in [
-        Ok(Some(record("a", Some("m")))),
-        Ok(Some(record("a", None))),
-        Ok(Some(record("recreated", Some("n")))),
-        Ok(None),
-        Err(ControlPlaneError::Gone),
-    ] {
-        assert_eq!(reason_to_evict(&victim, over).unwrap_err(), AuditEvictionOutcome::Over);
-    }
-    let unread = reason_to_evict(&victim, Err(ControlPlaneError::Unknown("no answer".into())));
-    assert_eq!(unread.unwrap_err(), AuditEvictionOutcome::Unread("no answer".into()));
-}
-
-/// The watch that shows it may be silent.
-#[tokio::test]
-async fn a_victim_is_evicted_only_if_a_read_shows_it_on_the_node() {
+/// What becomes of the eviction of `b`, which is in conflict with `a`, after `change` to what reads of both show.
+async fn evicted_after(change: impl FnOnce(&mut BTreeMap<String, PodOnRecord>)) -> (Vec<String>, u64) {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.record("b", "m");
+    change(&mut bench.recorder.records.lock());
     bench.looks(5).await;
-    assert_eq!(bench.recorder.written(), Vec::<String>::new());
-    assert!(bench.evictions("over") > 0);
+    (bench.recorder.written(), bench.evictions("over"))
+}
+
+/// The watch that shows them there may be silent.
+#[tokio::test]
+async fn a_victim_is_evicted_only_if_reads_show_both_pods_on_the_node_and_that_it_has_not_started() {
+    let (written, over) = evicted_after(|_| ()).await;
+    assert_eq!((written.as_slice(), over), (["b: evict GpuConflict".to_owned()].as_slice(), 0));
+    for name in ["a", "b"] {
+        let on_another = |record: &mut PodOnRecord| record.node = Some(NodeName::parse("m").unwrap());
+        let unbound = |record: &mut PodOnRecord| record.node = None;
+        let recreated = |record: &mut PodOnRecord| record.uid = PodUid::parse("recreated").unwrap();
+        let changes: [fn(&mut PodOnRecord); 3] = [on_another, unbound, recreated];
+        for change in changes {
+            let (written, over) = evicted_after(|records| change(records.get_mut(name).unwrap())).await;
+            assert!(written.is_empty() && over > 0, "{name}: {written:?}");
+        }
+        let (written, over) = evicted_after(|records| drop(records.remove(name))).await;
+        assert!(written.is_empty() && over > 0, "{name}: {written:?}");
+    }
+    let (written, over) = evicted_after(|records| records.get_mut("b").unwrap().has_started = true).await;
+    assert!(written.is_empty() && over > 0, "{written:?}");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use crate::scheduling::audit::conflicts::{AuditedPod, GpuClaim, Grant, ReservedS
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{MAX_GPUS, Sharing};
 use crate::units::Moment;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
         per_gpu: granted.split((gpus.len() as u32).max(1)),
         sharing: granted_sharing(pod),
         hundredths: hundredths(pod).unwrap_or_default(),
-        started: pod.status.as_ref().is_some_and(has_started),
+        started: has_started(pod),
         leaving: pod.metadata.deletion_timestamp.is_some(),
         borrows: super::borrows(pod),
         since: since(pod),
@@ -63,7 +63,8 @@ fn hundredths(pod: &Pod) -> Option<u8> {
 
 /// Whether a container of the pod runs or has run. Init containers do not count: a pod that still downloads its model has
 /// nothing on a GPU.
-fn has_started(status: &PodStatus) -> bool {
+pub fn has_started(pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return false };
     let is_pending = status.phase.as_deref().is_none_or(|phase| phase == "Pending");
     let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
     !is_pending || is_ready || status.container_statuses.iter().flatten().any(has_run)

@@ -16,7 +16,7 @@ mod reservation;
 mod resource_slice;
 mod storage;
 
-pub use audited_pod::{observed_binding, observed_reservation};
+pub use audited_pod::{has_started, observed_binding, observed_reservation};
 pub use binding::binding;
 pub use conditions::{
     CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,

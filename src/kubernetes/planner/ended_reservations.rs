@@ -2,18 +2,17 @@
 //! group releases what it has if the policy says so.
 
 use super::Planner;
-use super::reservation_progress::{ReservationProgress, SHOWS_WITHIN};
+use super::reservation_progress::ReservationProgress;
 use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
     ControlPlaneError, PlanState, PodEvent, PodEventReason, PodOnRecord, StatusChange,
 };
-use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::units::{Millis, Moment, plural};
+use crate::units::{Moment, plural};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOT_BOUND_IN_TIME: &str =
@@ -23,16 +22,14 @@ const LANDED_LATE: &str =
 /// The reason if kube-scheduler gives none for the pod.
 const NOT_BOUND: &str = "it was not bound there in time";
 
-/// Pauses between the writes that end a reservation, as long as its pod shows it.
-const WRITTEN_AGAIN: Backoff = Backoff { first: SHOWS_WITHIN, longest: Millis::seconds(60) };
-
 /// The rest of a group of which one member was not bound in time.
+#[derive(Debug, Default)]
 pub(super) struct BrokenGroup {
     /// Pending members with reservations.
     holding: Vec<(PodUid, PodKey)>,
     bound: Vec<(PodUid, PodKey)>,
-    /// Assumed members.
-    assumed: usize,
+    /// Members whose Bindings are under way.
+    assumed: Vec<(PodUid, PodKey)>,
 }
 
 /// Why a reservation ended.
@@ -79,27 +76,6 @@ impl Planner {
         }
     }
 
-    /// Ends once more what pods have shown for long although it has ended: whichever write was to end it was lost, or the one that
-    /// made it landed after that.
-    pub(super) fn end_again(&mut self, now: Moment) {
-        let showing = self.service.cluster().pods_showing_ended_reservations();
-        self.showing_ended.retain(|uid, _| showing.contains_key(uid));
-        for (uid, key) in showing {
-            let retry = self.showing_ended.entry(uid.clone()).or_insert_with(|| {
-                // The first write that ends it may be on its way.
-                let mut first = RetryState::default();
-                first.done(now + SHOWS_WITHIN);
-                first
-            });
-            if retry.is_due(now) && !self.writes.concern(&uid) {
-                retry.failed(now, WRITTEN_AGAIN, Millis(0));
-                let (change, purpose) =
-                    (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
-                self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
-            }
-        }
-    }
-
     fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
         let progress = self.progress_of.remove(&uid);
         let mut placed_on = None;
@@ -128,7 +104,8 @@ impl Planner {
         let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
         broken.holding.iter().for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
         drop(ledger);
-        let BrokenGroup { holding, bound, .. } = broken;
+        let BrokenGroup { holding, mut bound, mut assumed } = broken;
+        bound.append(&mut assumed);
         let text = format!(
             "A pod of {group} was not bound in time. Released {} of the group; {} {}.",
             plural(holding.len(), "reservation"),
@@ -164,7 +141,7 @@ pub(super) fn refused(
 
 /// `None` if the group has enough members without the missing one.
 pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
-    let mut broken = BrokenGroup { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
+    let mut broken = BrokenGroup::default();
     let mut size = None;
     for (uid, entry) in ledger.members(group) {
         size = size.max(entry.disruption_info.group_size);
@@ -172,12 +149,12 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
         match &entry.phase {
             PodPhase::Waiting(waiting) if waiting.reservation.is_some() => broken.holding.push(who),
             PodPhase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
-            PodPhase::Assumed(_) => broken.assumed += 1,
+            PodPhase::Assumed(_) => broken.assumed.push(who),
             _ => {}
         }
     }
     // A group without a declared size is never known to be incomplete.
-    let is_broken = size.is_some_and(|size| broken.bound.len() + broken.assumed < size as usize);
+    let is_broken = size.is_some_and(|size| broken.bound.len() + broken.assumed.len() < size as usize);
     is_broken.then_some(broken)
 }
 

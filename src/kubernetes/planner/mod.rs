@@ -3,7 +3,7 @@
 //! be placed gets the reason in its condition ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake
 //! ([`loans`]). It evicts neighbors of engines under pressure ([`relief`]), pods that use more than their grants if the policy
 //! says so ([`overuse`]), and the rest of a group that stays incomplete ([`orphaned_members`]). Failed actions are retried later
-//! ([`retry`](crate::kubernetes::retry)).
+//! ([`retry`](crate::kubernetes::retry)). What a pod shows that is not so is written again ([`conditions`]).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
 //! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`mod@write`]); those
@@ -20,6 +20,7 @@
 //! Everything except the counts of attempts follows from the ledger, tick after tick: a new leader continues where the previous
 //! one stopped. The planner writes through the port and knows no client.
 
+mod conditions;
 mod ended_reservations;
 mod failing_pods;
 mod gates;
@@ -40,12 +41,13 @@ mod writes;
 mod tests;
 
 use super::port::ControlPlane;
-use crate::ids::{PodKey, PodUid};
+use crate::ids::PodUid;
 use crate::kubernetes::retry::RetryState;
 use crate::scheduling::planning::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::Moment;
+use conditions::StaleConditions;
 use failing_pods::FailingPods;
 use loans::EndingLoans;
 use orphaned_members::OrphanedMember;
@@ -70,10 +72,7 @@ pub struct Planner {
     #[cfg(test)]
     poison: Option<&'static str>,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
-    /// Pods that show a reservation that has ended, and when that is written again.
-    showing_ended: BTreeMap<PodUid, RetryState>,
-    /// Reservations that may be covered by the end of an earlier one, and could not be shown again.
-    showing_again: BTreeMap<PodUid, (PodKey, RetryState)>,
+    stale: StaleConditions,
     said: BTreeMap<PodUid, ToldReason>,
     /// The pod up to which recorded wait reasons have been checked.
     said_after: Option<PodUid>,
@@ -86,8 +85,6 @@ pub struct Planner {
     loans: EndingLoans,
     released: ReleasedPods,
     check_overuse_at: Moment,
-    /// Pods over their grants whose eviction was ordered.
-    overusing: BTreeMap<PodUid, PodKey>,
 }
 
 impl Planner {
@@ -102,8 +99,7 @@ impl Planner {
             control_plane,
             progress_of: BTreeMap::new(),
             orphaned_members: BTreeMap::new(),
-            showing_ended: BTreeMap::new(),
-            showing_again: BTreeMap::new(),
+            stale: StaleConditions::default(),
             said: BTreeMap::new(),
             said_after: None,
             pressure: PressureWatch::default(),
@@ -113,20 +109,19 @@ impl Planner {
             loans: EndingLoans::default(),
             released: ReleasedPods::default(),
             check_overuse_at: Moment::default(),
-            overusing: BTreeMap::new(),
         }
     }
 
     /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self, now: Moment) {
         self.end_again(now);
+        self.cancel_evictions(now);
         // In shadow mode no pod is placed, and none is kept behind the gate.
         if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
         self.end_loans(now);
-        self.show_again(now);
         self.advance_reservations(now);
         self.lift_gates(now);
         self.advance_orphaned_members(now);
@@ -139,12 +134,10 @@ impl Planner {
     pub fn rest(&mut self) {
         self.progress_of.clear();
         self.orphaned_members.clear();
-        self.showing_ended.clear();
-        self.showing_again.clear();
+        self.stale = StaleConditions::default();
         self.said.clear();
         self.staying.clear();
         self.loans = EndingLoans::default();
-        self.overusing.clear();
         self.run.give_up();
         self.failing_pods = FailingPods::default();
         self.writes.forget_what_is_to_come();

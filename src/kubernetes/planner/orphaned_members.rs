@@ -11,7 +11,7 @@ use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::kubernetes::retry::RetryState;
-use crate::scheduling::ledger::{Ledger, PodPhase};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
@@ -48,8 +48,9 @@ impl Planner {
     fn see_off(&mut self, uid: &PodUid, now: Moment) {
         let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
         let mut ledger = self.service.cluster();
+        let is_being_bound = ledger.pod_state(uid).is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
-        if !is_orphaned(&ledger, uid) {
+        if !is_being_bound && !is_orphaned(&ledger, uid) {
             self.orphaned_members.remove(uid);
             return;
         }
@@ -58,7 +59,7 @@ impl Planner {
             return self.keep_orphaned_member(uid, "it could not be evicted in time");
         }
         let one = std::slice::from_ref(uid);
-        if !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {
+        if is_being_bound || !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {
             return;
         }
         if !std::mem::replace(&mut remnant.is_ordered, true) {
@@ -92,7 +93,6 @@ impl Planner {
     fn keep_orphaned_member(&mut self, uid: &PodUid, because: &str) {
         let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else { return };
         warn!(pod = %key, %group, because, "it stays, though its group is not whole");
-        self.clear_eviction_condition(uid, &key);
     }
 }
 

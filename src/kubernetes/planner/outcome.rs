@@ -4,11 +4,12 @@ use super::Planner;
 use super::reservation_progress::{PAUSES, ReservationProgress, SHOWS_WITHIN};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
-use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, StatusChange};
+use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
 use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::verbs::wait::PodEvicted;
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
@@ -75,7 +76,9 @@ impl Planner {
             self.show_what_stands(key, uid);
         }
         let unwritten = match purpose {
-            StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
+            StatusPurpose::Reserve { reservation } => {
+                return self.note_held(key, uid, reservation, written, now);
+            }
             StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
             StatusPurpose::Nominate { is_gated, .. } => {
                 return self.note_nominated(key, uid, written, *is_gated, now);
@@ -114,53 +117,24 @@ impl Planner {
     /// planner's own are written after the end.
     fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
         let is_own = self.progress_of.get(uid).is_some_and(ReservationProgress::is_own);
-        if !is_own && has_reservation(&self.service.cluster(), uid) {
+        if !is_own && reservation_of(&self.service.cluster(), uid).is_some() {
             self.show(key, uid);
         }
     }
 
-    /// The write is made out when it begins.
-    fn show(&mut self, key: &PodKey, uid: &PodUid) {
-        let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
-        self.writes.add(PlannerWrite::Status { key: key.clone(), uid: uid.clone(), change, purpose });
-    }
-
-    fn note_shown(
+    fn note_held(
         &mut self,
         key: &PodKey,
         uid: &PodUid,
+        reservation: &Reservation,
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
-        match written {
-            Ok(()) | Err(ControlPlaneError::Gone) => drop(self.showing_again.remove(uid)),
-            Err(error) => {
-                warn!(pod = %key, %error, "could not show a reservation again");
-                self.showing_again.entry(uid.clone()).or_insert_with(|| {
-                    let mut retry = RetryState::default();
-                    retry.failed(now, PAUSES, Millis(0));
-                    (key.clone(), retry)
-                });
-            }
+        // The pod may have another one by now, of which this answer says nothing.
+        let is_present = |present: &Reservation| present.is_same(reservation);
+        if !reservation_of(&self.service.cluster(), uid).is_some_and(is_present) {
+            return;
         }
-    }
-
-    /// Writes once more what could not be shown, as long as there is a reservation to show.
-    pub(super) fn show_again(&mut self, now: Moment) {
-        let ledger = self.service.cluster();
-        self.showing_again.retain(|uid, _| has_reservation(&ledger, uid));
-        drop(ledger);
-        let mut due = Vec::new();
-        for (uid, (key, retry)) in &mut self.showing_again {
-            if retry.is_due(now) && !self.writes.concern(uid) {
-                retry.failed(now, PAUSES, Millis(0));
-                due.push((key.clone(), uid.clone()));
-            }
-        }
-        due.iter().for_each(|(key, uid)| self.show(key, uid));
-    }
-
-    fn note_held(&mut self, key: &PodKey, uid: &PodUid, written: Result<(), ControlPlaneError>, now: Moment) {
         let Some(progress) = self.progress_of.get_mut(uid) else { return };
         progress.is_writing = false;
         match written {
@@ -232,8 +206,8 @@ fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> Strin
     if victim.namespace == preemptor.namespace { format!("{refused}: {message}") } else { refused }
 }
 
-fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {
-    ledger.pod_state(uid).and_then(PodState::reservation).is_some()
+fn reservation_of<'l>(ledger: &'l Ledger, uid: &PodUid) -> Option<&'l Reservation> {
+    ledger.pod_state(uid).and_then(PodState::reservation)
 }
 
 /// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of

@@ -22,7 +22,6 @@ impl Planner {
             return;
         }
         self.check_overuse_at = now + LOOK_EVERY;
-        self.forget_pods_that_stay();
         let steps = self.service.cluster().apply(TakeOveruse);
         steps.into_iter().for_each(|step| self.enforce_grant(step));
     }
@@ -35,29 +34,8 @@ impl Planner {
                 self.control_plane.record_event(PodEvent { key, uid, kind, text });
             }
             OveruseAction::Evict => {
-                self.overusing.insert(uid.clone(), key.clone());
                 let (why, task) = (EvictionReason::Overuse { granted, used }, EvictionTask::Overuse);
                 self.writes.add(PlannerWrite::Evict { key, uid, why, task });
-            }
-        }
-    }
-
-    /// A pod that was to be evicted, and keeps to its grant by now or may be over it by another policy, stays: its condition says
-    /// so.
-    fn forget_pods_that_stay(&mut self) {
-        if self.overusing.is_empty() {
-            return;
-        }
-        let ledger = self.service.cluster();
-        let is_to_go = |uid: &_| ledger.is_evicted_for_overuse(uid);
-        let stays = |uid: &_| ledger.pod_state(uid).is_some() && !ledger.is_leaving(uid);
-        let over: Vec<_> = self.overusing.keys().filter(|uid| !is_to_go(*uid)).cloned().collect();
-        let staying: Vec<_> = over.iter().filter(|uid| stays(*uid)).cloned().collect();
-        drop(ledger);
-        for uid in over {
-            let key = self.overusing.remove(&uid);
-            if let Some(key) = key.filter(|_| staying.contains(&uid)) {
-                self.clear_eviction_condition(&uid, &key);
             }
         }
     }

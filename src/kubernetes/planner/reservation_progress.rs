@@ -2,13 +2,11 @@
 
 use super::Planner;
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose};
-use crate::ids::{NodeName, PodKey, PodUid};
-use crate::kubernetes::port::{
-    EvictionCondition, EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange,
-};
+use crate::ids::{NodeName, PodUid};
+use crate::kubernetes::port::{EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict};
-use crate::scheduling::ledger::{RemainingVictim, ReservationStatus, SchedulingGate};
+use crate::scheduling::ledger::{PodState, RemainingVictim, ReservationStatus, SchedulingGate};
 use crate::scheduling::planning::EvictionRight;
 use crate::scheduling::verbs::wait::{EvictionFailed, ExtendReservation, ReleaseReservation};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -144,8 +142,13 @@ impl Planner {
         // Of a copy: a filter waits for the lock, and thousands of pods may have reservations.
         let ledger = self.service.cluster().scratch();
         let reservation_status = ledger.reservation_status();
+        // A Binding that is under way may fail; the pod goes on then with what it has tried.
+        let is_being_bound = |uid: &PodUid| ledger.pod_state(uid).is_some_and(PodState::is_assumed);
+        self.progress_of.retain(|uid, _| {
+            reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok() || is_being_bound(uid)
+        });
         drop(ledger);
-        self.progress_of.retain(|uid, _| reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
+        self.show_again(&reservation_status, now);
         let service = self.service.clone();
         // Most ticks evict no pod.
         let kube_filters = LazyCell::new(|| service.cluster().kube_filters().snapshot());
@@ -301,17 +304,8 @@ impl Planner {
             .pod_state(&reservation_status.uid)
             .and_then(|entry| entry.disruption_info.placed_with().cloned());
         drop(ledger);
-        let progress = self.progress_of.remove(&reservation_status.uid);
+        self.progress_of.remove(&reservation_status.uid);
         let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
-        let was_asked_to_leave = |victim: &&RemainingVictim| {
-            let attempt = progress.as_ref().and_then(|progress| progress.evictions.get(&victim.uid));
-            !victim.is_leaving && attempt.is_some_and(RetryState::was_begun)
-        };
-        reservation_status
-            .remaining
-            .iter()
-            .filter(was_asked_to_leave)
-            .for_each(|victim| self.clear_eviction_condition(&victim.uid, &victim.key));
         if let Some(group) = group {
             self.break_up(&group, uid.clone(), key.clone(), now);
         }
@@ -327,12 +321,5 @@ impl Planner {
         let change = StatusChange::end_reservation_and_nomination();
         let purpose = StatusPurpose::AbandonReservation;
         self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
-    }
-
-    /// Records that a pod that was to be evicted stays.
-    pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
-        let (key, uid) = (key.clone(), uid.clone());
-        let change = StatusChange::eviction(EvictionCondition::Cancelled);
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::CancelEviction });
     }
 }

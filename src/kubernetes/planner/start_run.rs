@@ -179,12 +179,13 @@ impl Planner {
         });
         let mut change = StatusChange::reservation(reservation.clone());
         if is_gated {
-            change.plan = Some(PlanState::Preempting { node: reservation.node });
+            change.plan = Some(PlanState::Preempting { node: reservation.node.clone() });
         }
         if let Some(progress) = self.progress_of.get_mut(&uid) {
             progress.is_writing = true;
         }
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::Reserve });
+        let purpose = StatusPurpose::Reserve { reservation };
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
     }
 
     fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {

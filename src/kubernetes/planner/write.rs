@@ -43,8 +43,8 @@ pub enum PlannerWrite {
 /// What a change of a pod's status is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatusPurpose {
-    /// Shows a new reservation, before any victim is evicted.
-    Reserve,
+    /// Shows a new reservation while it lasts, before any victim is evicted.
+    Reserve { reservation: Reservation },
     /// Nominates the pod to the node of this reservation while it lasts.
     Nominate { reservation: Reservation, is_gated: bool },
     /// Clears a reservation that ended. With the node on which a gated pod was placed it also shows why the pod was not bound
@@ -54,7 +54,7 @@ pub enum StatusPurpose {
     EndUnknownReservation,
     /// Clears a reservation that the planner gave up.
     AbandonReservation,
-    /// Shows the pod's reservation, which was made while the end of an earlier one was on its way. Written again until it is.
+    /// Shows the pod's reservation once more: a write about an earlier one may have covered it.
     ShowReservation,
     /// Shows that a pod that was to be evicted stays.
     CancelEviction,
@@ -198,13 +198,14 @@ impl StatusPurpose {
     fn stands(&self, ledger: &Ledger, uid: &PodUid) -> bool {
         let reservation = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
         match self {
-            Self::Nominate { reservation: planned, .. } => {
+            Self::Reserve { reservation: planned } | Self::Nominate { reservation: planned, .. } => {
                 reservation().is_some_and(|present| present.is_same(planned))
             }
             Self::AnswerWake(said) => {
                 ledger.wake_status(uid).and_then(|wake| answer(&wake)).as_ref() == Some(said)
             }
             Self::ShowReservation => reservation().is_some(),
+            Self::CancelEviction => !ledger.is_leaving(uid),
             _ => true,
         }
     }
@@ -217,7 +218,7 @@ impl StatusPurpose {
 
     fn code(&self) -> &'static str {
         match self {
-            Self::Reserve => "reserve",
+            Self::Reserve { .. } => "reserve",
             Self::Nominate { .. } => "nominate",
             Self::EndReservation { .. } => "end-reservation",
             Self::EndUnknownReservation => "end-unknown-reservation",

@@ -112,6 +112,8 @@ pub struct PodOnRecord {
     pub uid: PodUid,
     pub node: Option<NodeName>,
     pub devices: Option<Arc<[GpuUuid]>>,
+    /// A container of it runs or has run.
+    pub has_started: bool,
     /// Its VRAM is lent by sleeping engines.
     pub borrows: bool,
     /// kube-scheduler's latest reason for not binding the pod.

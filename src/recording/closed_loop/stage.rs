@@ -23,7 +23,7 @@ use crate::scheduling::verbs::observe::{
 use crate::scheduling::verbs::tick::{ClockAdvanced, PolicySet};
 use crate::scheduling::verbs::{Cluster, ClusterState, Input};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo, PodDeletion};
+use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::{Millis, Moment};
 use jiff::Timestamp;
@@ -431,9 +431,7 @@ impl<'d> ClosedLoop<'d> {
         let RecordedPod { key, demand, disruption, .. } = pod.recorded;
         let observed = ObservedDisruptionInfo {
             disruption_info: disruption.disruption_info.clone(),
-            stamp: CheckpointAge::None,
-            leaving: None,
-            loan: Default::default(),
+            ..ObservedDisruptionInfo::default()
         };
         let demand = Demand { classified_by: UNCLASSIFIED, ..demand.clone() };
         PodObservation { uid: uid.clone(), key: key.clone(), demand, state, observed: Some(observed) }

@@ -7,6 +7,7 @@
 
 use super::Ledger;
 use super::pod_state::PodState;
+use super::waiting_pod::WaitingPod;
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
@@ -45,10 +46,15 @@ impl Ledger {
         self.origin.leader.as_ref()
     }
 
-    /// Observed reservations are mirrored from here on, whatever they are.
+    /// Observed reservations are mirrored from here on, whatever they are: another leader may make one again that this one gave up.
     pub(in crate::scheduling) fn stop_leading(&mut self) {
         let shown = std::mem::take(&mut self.origin.shown);
         self.origin = ReservationOrigin { shown, ..ReservationOrigin::default() };
+        let has_given_up = |pod_state: &PodState| pod_state.waiting().is_some_and(WaitingPod::has_given_up);
+        let pods = self.pod_states.in_no_order().filter(|(_, pod_state)| has_given_up(pod_state));
+        for uid in pods.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            self.pod_states.note_waiting(&uid, WaitingPod::forget_given_up);
+        }
     }
 
     /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
@@ -79,6 +85,15 @@ impl Ledger {
             has_none.then(|| (uid.clone(), pod_state.key.clone()))
         };
         self.origin.shown.iter().filter_map(ended).collect()
+    }
+
+    /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
+    /// version wrote it, or if it replaced one that landed late.
+    pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
+        let Some(waiting) = self.pod_states.waiting(uid) else { return false };
+        let is_written =
+            |reservation: &Reservation| !reservation.victims.is_empty() || waiting.has_given_up();
+        self.origin.shown.contains(uid) || waiting.reservation.as_ref().is_some_and(is_written)
     }
 
     /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.

@@ -114,6 +114,7 @@ use pod_states::{PodMove, PodStates};
 use resource_slices::ResourceSlices;
 use shared_parts::SharedParts;
 use start_times::StartTimes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
 
@@ -137,6 +138,8 @@ pub struct Ledger {
     origin: ReservationOrigin,
     slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
+    /// Pods that show that they are to be evicted.
+    showing_evictions: BTreeSet<PodUid>,
     shared_parts: SharedParts,
 }
 
@@ -182,6 +185,7 @@ impl Ledger {
             origin: self.origin.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
+            showing_evictions: self.showing_evictions.clone(),
             ..self.scratch()
         }
     }
@@ -205,6 +209,7 @@ impl Ledger {
             // Nodes change kind on the ledger itself only.
             slices: Arc::default(),
             overuse: OverusingPods::default(),
+            showing_evictions: BTreeSet::new(),
             shared_parts: SharedParts::default(),
         }
     }

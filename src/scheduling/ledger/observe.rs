@@ -140,7 +140,8 @@ impl Ledger {
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
                 // A request of kube-scheduler says nothing of it.
-                if observation.observed.is_some() {
+                let is_watched = observation.observed.is_some();
+                if is_watched {
                     self.origin.note_shown(&uid, reservation.is_some());
                 }
                 let reservation = self.believed(&uid, reservation);
@@ -155,11 +156,13 @@ impl Ledger {
                     self.look_for_victims(&uid);
                 }
                 if let Some(observed) = &reservation {
-                    self.pod_states.note_waiting(&uid, |waiting| waiting.observe_reservation(observed));
                     self.observe_deadline(&uid, observed);
                 }
                 let now = self.now;
-                self.pod_states.note_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
+                self.pod_states.note_waiting(&uid, |waiting| {
+                    waiting.observe_reservation(reservation.as_ref(), is_watched);
+                    waiting.observe_gate(gate, nominated, now);
+                });
                 self.requeue(&uid);
                 PodWarning::Nothing
             }
@@ -215,6 +218,10 @@ impl Ledger {
             self.pod_states.set_disruption_info(uid, disruption_info);
             self.note_right_to_borrow(uid);
         }
+        match observed.shows_eviction {
+            true => _ = self.showing_evictions.insert(uid.clone()),
+            false => _ = self.showing_evictions.remove(uid),
+        }
         if let Some(leaving) = observed.leaving {
             self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving.by(now)));
         }
@@ -239,6 +246,7 @@ impl Ledger {
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         self.origin.note_shown(uid, false);
+        self.showing_evictions.remove(uid);
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, &pod_state, self.now);
         }

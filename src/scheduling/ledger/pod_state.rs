@@ -305,16 +305,6 @@ impl PodState {
         self.waiting()?.reservation.as_ref()
     }
 
-    /// Whether its condition shows its reservation, or may. A reservation without victims is not written; it is shown if an
-    /// earlier version wrote it, or if it replaced one that landed late.
-    pub fn may_show_reservation(&self) -> bool {
-        let Some(waiting) = self.waiting() else { return false };
-        let is_written = |reservation: &Reservation| {
-            !reservation.victims.is_empty() || waiting.reservation_observed || waiting.given_up.is_some()
-        };
-        waiting.reservation.as_ref().is_some_and(is_written)
-    }
-
     pub fn soft_reservation(&self) -> Option<&SoftReservation> {
         self.waiting()?.soft_reservation.as_ref()
     }

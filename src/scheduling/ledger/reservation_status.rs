@@ -11,6 +11,7 @@ use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Two deadlines that differ by less are one.
@@ -62,6 +63,20 @@ impl Ledger {
             reservations.filter_map(|(uid, ..)| self.status_of(uid, &mut waiting_groups)).collect();
         all.sort_by(|a, b| a.uid.cmp(&b.uid));
         all
+    }
+
+    /// The victims of all reservations.
+    pub fn victims(&self) -> BTreeSet<&PodUid> {
+        self.pod_states.reservations().flat_map(|(.., reservation)| reservation.victims.iter()).collect()
+    }
+
+    /// Pods that show that they are to be evicted, and that are not being deleted.
+    pub fn pods_showing_evictions(&self) -> BTreeMap<PodUid, PodKey> {
+        let staying = |uid: &PodUid| {
+            let pod_state = self.pod_states.get(uid).filter(|pod_state| !pod_state.is_leaving())?;
+            Some((uid.clone(), pod_state.key.clone()))
+        };
+        self.showing_evictions.iter().filter_map(staying).collect()
     }
 
     /// That of one pod.

@@ -155,11 +155,13 @@ impl Ledger {
         leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
     }
 
-    /// Gives the pod's reservation up. What shows it from here on is older than that.
+    /// Gives the pod's reservation up. To a leader, what shows it from here on is older than that.
     pub(in crate::scheduling) fn release_reservation(&mut self, uid: &PodUid) {
         let given_up = self.pod_states.reservation(uid).cloned();
         self.set_reservation(uid, None);
-        self.pod_states.note_waiting(uid, |waiting| waiting.note_given_up(given_up));
+        if self.leader().is_some() {
+            self.pod_states.note_waiting(uid, |waiting| waiting.note_given_up(given_up));
+        }
     }
 
     /// The API server shows no reservation any more, and what it shows counts.

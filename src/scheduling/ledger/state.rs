@@ -20,7 +20,7 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Everything a ledger knows, except for its policy. Pods and nodes are shared with the ledger: an export is cheap.
@@ -43,6 +43,8 @@ pub struct LedgerState {
     slices: Arc<ResourceSlices>,
     #[serde(default)]
     overuse: OverusingPods,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    showing_evictions: BTreeSet<PodUid>,
 }
 
 /// Why a stored state is not loaded.
@@ -78,6 +80,7 @@ impl Ledger {
             origin: self.origin.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
+            showing_evictions: self.showing_evictions.clone(),
         }
     }
 
@@ -104,6 +107,7 @@ impl Ledger {
             origin: state.origin,
             slices: state.slices,
             overuse: state.overuse,
+            showing_evictions: state.showing_evictions,
             shared_parts: SharedParts::default(),
         })
     }

@@ -93,8 +93,12 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
         PlannerStep::Checkpoint(pod, age) => {
             let disruption_info = DisruptionInfo { owner: Some(owner()), ..DisruptionInfo::default() };
             let stamp = CheckpointAge::Ago(Millis(age));
-            let observed =
-                ObservedDisruptionInfo { disruption_info, stamp, leaving: None, loan: Default::default() };
+            let observed = ObservedDisruptionInfo {
+                disruption_info,
+                stamp,
+                shows_eviction: age % 2 == 0,
+                ..Default::default()
+            };
             show(ledger, pod, ObservedWaiting::default(), Some(observed));
         }
         PlannerStep::Pending(limit) => {

@@ -75,7 +75,8 @@ impl Change for BindAsked {
         }
         let begun = ledger.now();
         let (demand, policy) = (pod.demand.clone(), policy.digest);
-        let (is_reserved, shows_reservation) = (pod.reservation().is_some(), pod.may_show_reservation());
+        let is_reserved = pod.reservation().is_some();
+        let shows_reservation = ledger.may_show_reservation(&self.uid);
         let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| begun.since(since));
         let (placement, is_new) = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),

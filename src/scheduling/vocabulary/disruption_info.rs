@@ -114,6 +114,9 @@ pub struct ObservedDisruptionInfo {
     pub leaving: Option<PodDeletion>,
     #[serde(default)]
     pub loan: ObservedLoan,
+    /// Its condition says that it is evicted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shows_eviction: bool,
 }
 
 /// What a bound pod shows of VRAM that sleeping engines lend.
@@ -172,7 +175,7 @@ impl ObservedDisruptionInfo {
             disruption_info: DisruptionInfo { checkpoint: Checkpoint::Never, ..disruption_info.clone() },
             stamp,
             leaving,
-            loan: ObservedLoan::default(),
+            ..Self::default()
         }
     }
 }

@@ -42,6 +42,7 @@ async fn a_planned_pod_that_the_scheduler_does_not_take_keeps_its_reason() {
         uid: uid("a"),
         node: node.map(|node| crate::ids::NodeName::parse(node).unwrap()),
         devices: None,
+        has_started: false,
         borrows: false,
         refusal: Some(said.into()),
     };

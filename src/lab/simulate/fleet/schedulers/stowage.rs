@@ -100,7 +100,7 @@ impl Stowage {
             disruption_info: DisruptionInfo { owner: spec.owner.clone(), ..DisruptionInfo::default() },
             stamp: checkpoint.map_or(CheckpointAge::None, |at| CheckpointAge::Ago(now.since(at))),
             leaving: leaving.map(|at| PodDeletion { asked_ago: now.since(at), grace: spec.grace }),
-            loan: Default::default(),
+            ..ObservedDisruptionInfo::default()
         };
         if leaving.is_some() {
             self.ordered.remove(uid);

@@ -1,0 +1,138 @@
+//! Conditions that say something else than what is so: a reservation that has ended, none where there is one, an eviction that
+//! nobody wants any more. Each is written again for as long as its pod shows it.
+//!
+//! A write may be lost, or land after one that came later, and a leader may die before it writes. So what counts is what the
+//! watch shows, whoever wrote it. The first write that puts it right may be on its way, and has its time to show.
+
+use super::Planner;
+use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
+use super::write::{PlannerWrite, StatusPurpose};
+use super::writes::Writes;
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{ControlPlaneError, EvictionCondition, StatusChange};
+use crate::kubernetes::retry::{Backoff, RetryState};
+use crate::scheduling::ledger::{Ledger, ReservationStatus};
+use crate::scheduling::planning::is_vram_owed;
+use crate::scheduling::policy::{ConflictRule, Mode};
+use crate::units::{Millis, Moment};
+use std::collections::BTreeMap;
+use tracing::warn;
+
+/// Pauses between the writes of a condition, as long as its pod does not show it.
+const WRITTEN_AGAIN: Backoff = Backoff { first: SHOWS_WITHIN, longest: Millis::seconds(60) };
+
+/// The pods whose conditions are to be written again, and when.
+#[derive(Debug, Default)]
+pub(super) struct StaleConditions {
+    /// They show reservations that have ended.
+    ended: Stale,
+    /// They do not show the reservations that they have.
+    unshown: Stale,
+    /// They show evictions that nobody wants.
+    evicted: Stale,
+}
+
+/// The pods with one such condition.
+#[derive(Debug, Default)]
+struct Stale(BTreeMap<PodUid, RetryState>);
+
+impl Stale {
+    /// Of the pods that show it now, those whose condition is to be written.
+    fn due(
+        &mut self,
+        showing: BTreeMap<PodUid, PodKey>,
+        writes: &Writes,
+        now: Moment,
+    ) -> Vec<(PodUid, PodKey)> {
+        self.0.retain(|uid, _| showing.contains_key(uid));
+        let mut due: Vec<(PodUid, PodKey)> = showing.into_iter().collect();
+        due.retain(|(uid, _)| {
+            let retry = self.0.entry(uid.clone()).or_insert_with(|| {
+                let mut first = RetryState::default();
+                first.done(now + SHOWS_WITHIN);
+                first
+            });
+            let is_due = retry.is_due(now) && !writes.concern(uid);
+            if is_due {
+                retry.failed(now, WRITTEN_AGAIN, Millis(0));
+            }
+            is_due
+        });
+        due
+    }
+}
+
+impl Planner {
+    /// Ends once more what pods show although it has ended.
+    pub(super) fn end_again(&mut self, now: Moment) {
+        let showing = self.service.cluster().pods_showing_ended_reservations();
+        for (uid, key) in self.stale.ended.due(showing, &self.writes, now) {
+            let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
+            self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        }
+    }
+
+    /// Shows once more what pods do not show although it lasts. A reservation without victims is not written.
+    pub(super) fn show_again(&mut self, reservations: &[ReservationStatus], now: Moment) {
+        let is_unshown = |one: &&ReservationStatus| !one.is_shown && !one.reservation.victims.is_empty();
+        let unshown = reservations.iter().filter(is_unshown);
+        let unshown = unshown.map(|one| (one.uid.clone(), one.key.clone())).collect();
+        for (uid, key) in self.stale.unshown.due(unshown, &self.writes, now) {
+            self.show(&key, &uid);
+        }
+    }
+
+    /// The write is made out when it begins.
+    pub(super) fn show(&mut self, key: &PodKey, uid: &PodUid) {
+        let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
+        self.writes.add(PlannerWrite::Status { key: key.clone(), uid: uid.clone(), change, purpose });
+    }
+
+    /// One that could not be shown is shown soon.
+    pub(super) fn note_shown(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        written: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        if let Err(error) = written {
+            warn!(pod = %key, %error, "could not show a reservation again");
+            self.stale.unshown.0.entry(uid.clone()).or_default().failed(now, PAUSES, Millis(0));
+        }
+    }
+
+    /// Says of pods that stay after all that they do.
+    pub(super) fn cancel_evictions(&mut self, now: Moment) {
+        let cluster = self.service.cluster();
+        let mut showing = cluster.pods_showing_evictions();
+        if !showing.is_empty() {
+            let ledger = cluster.to_read();
+            drop(cluster);
+            let victims = ledger.victims();
+            showing.retain(|uid, _| !victims.contains(uid) && !self.is_to_leave(uid, &ledger, now));
+        } else {
+            drop(cluster);
+        }
+        for (uid, key) in self.stale.evicted.due(showing, &self.writes, now) {
+            let change = StatusChange::eviction(EvictionCondition::Cancelled);
+            let purpose = StatusPurpose::CancelEviction;
+            self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        }
+    }
+
+    /// Whether the pod is to be evicted for something else than a reservation, now or when that is tried again.
+    fn is_to_leave(&self, uid: &PodUid, ledger: &Ledger, now: Moment) -> bool {
+        let policy = ledger.policy();
+        let waits = |retry: Option<&RetryState>| retry.is_some_and(|retry| !retry.is_due(now));
+        let is_in_conflict = || {
+            policy.conflicts == ConflictRule::EvictUnstarted && !self.service.conflicts().of(uid).is_empty()
+        };
+        policy.mode == Mode::Enforce
+            && (self.orphaned_members.contains_key(uid)
+                || waits(self.staying.get(uid))
+                || is_vram_owed(ledger, uid)
+                || ledger.is_evicted_for_overuse(uid)
+                || is_in_conflict())
+    }
+}
