@@ -8,7 +8,9 @@ use super::super::oracle::{
 use super::observations::audit;
 use super::pods::{GROUP_SIZE, is_of_group};
 use super::*;
-use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::ledger::{PodPhase, ReservationStatus};
+use crate::scheduling::vocabulary::placement::Reservation;
+use serde_json::json;
 
 /// A pod that fits for so long without a fault, and is asked for by kube-scheduler at every step, is bound. It has to wait for a
 /// leader, for late writes and for reservations that end by their deadline.
@@ -17,13 +19,19 @@ const BOUND_WITHIN: Duration = Duration::from_secs(100);
 /// Beyond the second sweep after a pod's end, nothing is left of a request about it.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(125);
 
+/// A condition says what is so after this: writes that failed are written again after a minute at most.
+const TRUE_WITHIN: Duration = Duration::from_secs(90);
+
 /// What a kube-scheduler without a backlog takes for all of its pods.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Since when each waiting pod has fitted somewhere, by name.
+/// What lasts longer than it may.
 #[derive(Default)]
 pub struct QuietWatch {
+    /// Since when each waiting pod has fitted somewhere, by name.
     fits_since: BTreeMap<String, Instant>,
+    /// Since when each condition that is not so has stood, in words.
+    untrue_since: BTreeMap<String, Instant>,
 }
 
 impl FaultyCluster {
@@ -46,6 +54,7 @@ impl FaultyCluster {
             tokio::time::sleep(ROUND).await;
             self.go_on();
             self.check_waiting(&mut watch);
+            self.check_conditions(&mut watch);
         }
         if self.broken.is_empty() {
             self.check_end();
@@ -75,6 +84,42 @@ impl FaultyCluster {
                 ));
             }
         }
+    }
+
+    /// Conditions that say something else than what is so.
+    fn check_conditions(&mut self, watch: &mut QuietWatch) {
+        let pods = self.api.list("pods");
+        let untrue: BTreeSet<String> =
+            self.unshown_reservations(&pods).chain(unwanted_evictions(&pods)).collect();
+        watch.untrue_since.retain(|what, _| untrue.contains(what));
+        for what in untrue {
+            let since = *watch.untrue_since.entry(what.clone()).or_insert_with(Instant::now);
+            if since.elapsed() >= TRUE_WITHIN {
+                self.break_with(format!("{what} for {TRUE_WITHIN:?} of quiet"));
+            }
+        }
+    }
+
+    /// Reservations with victims that the leader knows, and that their pods do not show.
+    fn unshown_reservations(&self, pods: &[Arc<Value>]) -> impl Iterator<Item = String> + use<> {
+        let shown: BTreeMap<&str, Value> = pods
+            .iter()
+            .filter_map(|pod| Some((pod["metadata"]["uid"].as_str()?, reservation(pod)?)))
+            .collect();
+        let acting = self.acting().and_then(|acting| self.replicas[acting].as_ref());
+        let known = acting.map(|replica| replica.service.cluster().reservation_status()).unwrap_or_default();
+        let is_shown = |known: &ReservationStatus| {
+            let Reservation { node, devices, victims, .. } = &known.reservation;
+            let expected = json!({ "node": node, "devices": devices, "victims": victims });
+            shown.get(known.uid.as_str()).is_some_and(|shown| {
+                ["node", "devices", "victims"].iter().all(|field| shown[*field] == expected[*field])
+            })
+        };
+        let unshown = known
+            .iter()
+            .filter(|known| !known.reservation.victims.is_empty() && !is_shown(known))
+            .map(|known| format!("{} does not show its reservation", known.key.name));
+        unshown.collect::<Vec<_>>().into_iter()
     }
 
     /// Whether a node has GPUs for the pod: free of other pods' grants and reservations, and of memory of ended pods.
@@ -183,6 +228,29 @@ impl FaultyCluster {
             self.break_with(format!("{gated:?} are still behind the gate, whose longest time is over"));
         }
     }
+}
+
+/// Pods that show that they are preempted, and that no reservation names.
+fn unwanted_evictions(pods: &[Arc<Value>]) -> impl Iterator<Item = String> {
+    let reservations = pods.iter().filter_map(|pod| reservation(pod));
+    let victims: BTreeSet<String> = reservations
+        .flat_map(|message| message["victims"].as_array().cloned().unwrap_or_default())
+        .filter_map(|victim| Some(victim.as_str()?.to_owned()))
+        .collect();
+    let shows_one = |pod: &Value| {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.any(|one| {
+            one["type"] == "stowage.dev/DisruptionTarget"
+                && one["status"] == "True"
+                && matches!(one["reason"].as_str(), Some("Preempted" | "GroupEvicted"))
+        })
+    };
+    let staying = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    staying
+        .filter(move |pod| {
+            shows_one(pod) && pod["metadata"]["uid"].as_str().is_some_and(|uid| !victims.contains(uid))
+        })
+        .map(|pod| format!("{} shows that it is preempted, and nobody preempts it", name(pod)))
 }
 
 /// Whether the reservation that a pod shows is past its deadline, by more than a clock that was wrong when it was written.
