@@ -10,6 +10,7 @@ use crate::kubernetes::objects;
 use crate::kubernetes::port::{ControlPlaneError, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::recording::answer::Decision;
 use crate::scheduling::evicting::VictimSet;
+use crate::scheduling::ledger::PodState;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::preempt::{
     LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, ReservationMade,
@@ -133,7 +134,9 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             span.fail("not-written");
         }
         drop(span);
-        if let Err(reason) = settle(&mut extender.service.cluster(), &uid, &reservation, written) {
+        // A statement of its own, so that the lock is released with it.
+        let settled = settle(&mut extender.service.cluster(), &uid, &reservation, written);
+        if let Err(reason) = settled {
             warn!(pod = %key, node = %reservation.node, reason, "the reservation is given up; no pod is evicted");
             // If it was written all the same, the planner ends it as long as the pod shows it: a write here could end another one,
             // made meanwhile.
@@ -158,11 +161,13 @@ fn settle(
     reservation: &Reservation,
     written: Result<(), ControlPlaneError>,
 ) -> Result<(), String> {
-    let present = cluster.reservation_of(uid).filter(|present| present.reservation.is_same(reservation));
-    let Some(present) = present else { return Err("it was released while it was written".to_owned()) };
+    let present = cluster.pod_state(uid).and_then(PodState::reservation);
+    if !present.is_some_and(|present| present.is_same(reservation)) {
+        return Err("it was released while it was written".to_owned());
+    }
     let error = match written {
         Ok(()) => return Ok(()),
-        Err(ControlPlaneError::Unknown(_)) if present.is_shown => return Ok(()),
+        Err(ControlPlaneError::Unknown(_)) if cluster.shows_reservation(uid, reservation) => return Ok(()),
         Err(error) => error,
     };
     cluster.apply(ReleaseReservation(uid.clone()));

@@ -246,7 +246,7 @@ async fn is_due(
     control_plane: &dyn ControlPlane,
     victim: &ConflictVictim,
 ) -> Result<bool, ControlPlaneError> {
-    let is_there = |pod: &PodOnRecord| pod.node.as_ref() == Some(&victim.node);
+    let is_there = |pod: &PodOnRecord| pod.node.as_ref() == Some(&victim.node) && !pod.is_over;
     let stays = control_plane.read_pod(&victim.stays).await?.filter(is_there);
     if stays.is_none_or(|pod| pod.uid != victim.stays_uid) {
         return Ok(false);

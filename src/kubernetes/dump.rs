@@ -336,8 +336,8 @@ fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
     let (uid, key) = objects::identity(pod).ok()?;
     let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
     let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
-    let has_started = objects::has_started(pod);
-    Some((key, PodOnRecord { uid, node, devices, has_started, borrows, refusal: None }))
+    let (has_started, is_over) = (objects::has_started(pod), pod.metadata.deletion_timestamp.is_some());
+    Some((key, PodOnRecord { uid, node, devices, has_started, is_over, borrows, refusal: None }))
 }
 
 impl ControlPlane for DumpControlPlane {

@@ -32,6 +32,7 @@ fn record(pod: &Value, node: Option<&str>, gpu: u32) -> PodOnRecord {
         node: node.map(|node| NodeName::parse(node).unwrap()),
         devices: node.map(device),
         has_started: false,
+        is_over: false,
         borrows: false,
         refusal: None,
     }

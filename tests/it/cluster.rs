@@ -255,8 +255,7 @@ async fn a_restart_rebuilds_the_lost_ledger() {
         .unwrap();
     eventually("everything is seen", || {
         let bound = |name| matches!(before.phase(name), Some(PodPhase::Bound(_)));
-        let is_shown =
-            matches!(before.phase("holds"), Some(PodPhase::Waiting(waiting)) if waiting.reservation_observed);
+        let is_shown = before.service.cluster().reservation_of(&holder.uid).is_some_and(|held| held.is_shown);
         bound("late")
             && bound("unplanned")
             && is_shown

@@ -44,7 +44,7 @@ impl ApiControlPlane {
                 self.record_event(evicted(key, uid, why));
             }
             EvictionOutcome::Refused { .. } => {
-                // If this fails, the condition is wrong about a pod that is not evicted; the Events are right.
+                // If this fails, the planner does it, as long as the pod shows that it is evicted.
                 let _ = self.mark(key, uid, EvictionCondition::Cancelled).await;
             }
             _ => {}

@@ -247,6 +247,7 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
         node,
         devices,
         has_started: objects::has_started(pod),
+        is_over: objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some(),
         borrows,
         refusal: refusal(pod),
     })

@@ -67,6 +67,7 @@ impl AuditFixture {
             node: Some(NodeName::parse("n").unwrap()),
             devices: None,
             has_started: false,
+            is_over: false,
             borrows: false,
             refusal: None,
         };
@@ -226,7 +227,8 @@ async fn a_victim_is_evicted_only_if_reads_show_both_pods_on_the_node_and_that_i
         let on_another = |record: &mut PodOnRecord| record.node = Some(NodeName::parse("m").unwrap());
         let unbound = |record: &mut PodOnRecord| record.node = None;
         let recreated = |record: &mut PodOnRecord| record.uid = PodUid::parse("recreated").unwrap();
-        let changes: [fn(&mut PodOnRecord); 3] = [on_another, unbound, recreated];
+        let over = |record: &mut PodOnRecord| record.is_over = true;
+        let changes: [fn(&mut PodOnRecord); 4] = [on_another, unbound, recreated, over];
         for change in changes {
             let (written, over) = evicted_after(|records| change(records.get_mut(name).unwrap())).await;
             assert!(written.is_empty() && over > 0, "{name}: {written:?}");

@@ -24,7 +24,7 @@ pub const DISRUPTION_TARGET_CONDITION: &str = "stowage.dev/DisruptionTarget";
 /// any. Its message is the request that it answers.
 pub const WAKEABLE_CONDITION: &str = "stowage.dev/Wakeable";
 
-/// All conditions that Stowage writes. The admission policy keeps others from writing the first three.
+/// All conditions that Stowage writes. The admission policy keeps others from writing the first four.
 pub const CONDITIONS: [&str; 5] = [
     RESERVED_CONDITION,
     PLACED_CONDITION,

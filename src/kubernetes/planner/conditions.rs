@@ -11,15 +11,18 @@ use super::writes::Writes;
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionCondition, StatusChange};
 use crate::kubernetes::retry::{Backoff, RetryState};
-use crate::scheduling::ledger::{Ledger, ReservationStatus};
-use crate::scheduling::planning::is_vram_owed;
+use crate::scheduling::ledger::{Ledger, PodState, ReservationStatus};
+use crate::scheduling::planning::{is_relief_due, is_vram_owed};
 use crate::scheduling::policy::{ConflictRule, Mode};
 use crate::units::{Millis, Moment};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tracing::warn;
 
 /// Pauses between the writes of a condition, as long as its pod does not show it.
 const WRITTEN_AGAIN: Backoff = Backoff { first: SHOWS_WITHIN, longest: Millis::seconds(60) };
+
+/// So many of a kind are written in a tick: nominations and evictions do not wait for thousands of them.
+const AT_ONCE: usize = 32;
 
 /// The pods whose conditions are to be written again, and when.
 #[derive(Debug, Default)]
@@ -45,19 +48,19 @@ impl Stale {
         now: Moment,
     ) -> Vec<(PodUid, PodKey)> {
         self.0.retain(|uid, _| showing.contains_key(uid));
-        let mut due: Vec<(PodUid, PodKey)> = showing.into_iter().collect();
-        due.retain(|(uid, _)| {
+        let is_due = |(uid, _): &(PodUid, PodKey)| {
             let retry = self.0.entry(uid.clone()).or_insert_with(|| {
                 let mut first = RetryState::default();
                 first.done(now + SHOWS_WITHIN);
                 first
             });
-            let is_due = retry.is_due(now) && !writes.concern(uid);
-            if is_due {
-                retry.failed(now, WRITTEN_AGAIN, Millis(0));
-            }
-            is_due
-        });
+            retry.is_due(now) && !writes.concern(uid)
+        };
+        let mut due: Vec<(PodUid, PodKey)> = showing.into_iter().filter(is_due).collect();
+        due.truncate(AT_ONCE);
+        for (uid, _) in &due {
+            self.0.entry(uid.clone()).or_default().failed(now, WRITTEN_AGAIN, Millis(0));
+        }
         due
     }
 }
@@ -96,7 +99,7 @@ impl Planner {
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
-        if let Err(error) = written {
+        if let Err(error @ (ControlPlaneError::Refused(_) | ControlPlaneError::Unknown(_))) = written {
             warn!(pod = %key, %error, "could not show a reservation again");
             self.stale.unshown.0.entry(uid.clone()).or_default().failed(now, PAUSES, Millis(0));
         }
@@ -106,13 +109,13 @@ impl Planner {
     pub(super) fn cancel_evictions(&mut self, now: Moment) {
         let cluster = self.service.cluster();
         let mut showing = cluster.pods_showing_evictions();
-        if !showing.is_empty() {
-            let ledger = cluster.to_read();
-            drop(cluster);
-            let victims = ledger.victims();
-            showing.retain(|uid, _| !victims.contains(uid) && !self.is_to_leave(uid, &ledger, now));
-        } else {
-            drop(cluster);
+        showing.retain(|uid, _| !cluster.is_evicted_for_overuse(uid));
+        // A copy, which costs next to nothing, for what goes through all reservations.
+        let ledger = (!showing.is_empty()).then(|| cluster.scratch());
+        drop(cluster);
+        if let Some(ledger) = ledger.filter(|ledger| ledger.policy().mode == Mode::Enforce) {
+            let wanted = self.wanted_evictions(&ledger, now);
+            showing.retain(|uid, _| !wanted.contains(uid) && !self.is_to_leave(uid, &ledger));
         }
         for (uid, key) in self.stale.evicted.due(showing, &self.writes, now) {
             let change = StatusChange::eviction(EvictionCondition::Cancelled);
@@ -121,18 +124,22 @@ impl Planner {
         }
     }
 
-    /// Whether the pod is to be evicted for something else than a reservation, now or when that is tried again.
-    fn is_to_leave(&self, uid: &PodUid, ledger: &Ledger, now: Moment) -> bool {
-        let policy = ledger.policy();
-        let waits = |retry: Option<&RetryState>| retry.is_some_and(|retry| !retry.is_due(now));
-        let is_in_conflict = || {
-            policy.conflicts == ConflictRule::EvictUnstarted && !self.service.conflicts().of(uid).is_empty()
-        };
-        policy.mode == Mode::Enforce
-            && (self.orphaned_members.contains_key(uid)
-                || waits(self.staying.get(uid))
-                || is_vram_owed(ledger, uid)
-                || ledger.is_evicted_for_overuse(uid)
-                || is_in_conflict())
+    /// The victims of all reservations, members of broken groups, and pods that are evicted to end a conflict.
+    fn wanted_evictions(&self, ledger: &Ledger, now: Moment) -> BTreeSet<PodUid> {
+        let mut wanted: BTreeSet<PodUid> = ledger.victims().cloned().collect();
+        wanted.extend(self.orphaned_members.keys().cloned());
+        if ledger.policy().conflicts == ConflictRule::EvictUnstarted {
+            let victims = self.service.conflicts().victims(now);
+            wanted.extend(victims.into_iter().map(|victim| victim.uid));
+        }
+        wanted
+    }
+
+    /// Whether the pod is to be evicted for an engine: one that wakes, or one under pressure.
+    fn is_to_leave(&self, uid: &PodUid, ledger: &Ledger) -> bool {
+        let gpus =
+            || ledger.pod_state(uid).and_then(PodState::devices).into_iter().flat_map(|gpus| gpus.iter());
+        is_vram_owed(ledger, uid)
+            || (self.staying.contains_key(uid) && gpus().any(|gpu| is_relief_due(ledger, uid, gpu)))
     }
 }

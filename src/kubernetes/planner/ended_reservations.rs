@@ -32,9 +32,16 @@ pub(super) struct BrokenGroup {
     assumed: Vec<(PodUid, PodKey)>,
 }
 
+impl BrokenGroup {
+    /// Whether the pod waits with a reservation.
+    pub(super) fn holds(&self, uid: &PodUid) -> bool {
+        self.holding.iter().any(|(holding, _)| holding == uid)
+    }
+}
+
 /// Why a reservation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ReservationEnd {
+pub(super) enum ReservationEnd {
     Late,
     /// Another member of its group failed.
     WithGroup,
@@ -76,7 +83,7 @@ impl Planner {
         }
     }
 
-    fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
+    pub(super) fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
         let progress = self.progress_of.remove(&uid);
         let mut placed_on = None;
         if ending == ReservationEnd::Late {

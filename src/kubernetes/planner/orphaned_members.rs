@@ -4,7 +4,7 @@
 //! Not durable: a new leader does not know which groups were given up before.
 
 use super::Planner;
-use super::ended_reservations::broken;
+use super::ended_reservations::{ReservationEnd, broken};
 use super::outcome::tried;
 use super::reservation_progress::PAUSES;
 use super::write::{EvictionTask, PlannerWrite};
@@ -13,12 +13,12 @@ use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::kubernetes::retry::RetryState;
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::policy::WhenIncomplete;
-use crate::scheduling::verbs::wait::EvictionsOrdered;
+use crate::scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
 use tracing::warn;
 
-/// A disruption budget that allows nothing for this long is not expected to. The pod stays, and its condition says so.
+/// A disruption budget that allows nothing for this long is not expected to. The pod stays.
 const GIVEN_UP_AFTER: Millis = Millis::seconds(600);
 
 #[derive(Debug)]
@@ -51,7 +51,15 @@ impl Planner {
         let is_being_bound = ledger.pod_state(uid).is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
         if !is_being_bound && !is_orphaned(&ledger, uid) {
-            self.orphaned_members.remove(uid);
+            let failed = broken(&ledger, &remnant.group).is_some_and(|broken| broken.holds(uid));
+            if failed {
+                ledger.apply(ReleaseReservation(uid.clone()));
+            }
+            drop(ledger);
+            let remnant = self.orphaned_members.remove(uid);
+            if let Some(OrphanedMember { key, .. }) = remnant.filter(|_| failed) {
+                self.end_one(uid.clone(), key, ReservationEnd::WithGroup);
+            }
             return;
         }
         if remnant.since + GIVEN_UP_AFTER <= now {

@@ -33,9 +33,13 @@ impl Planner {
     /// The write was not sent. What it was for may begin again.
     fn note_dropped(&mut self, write: &PlannerWrite, now: Moment) {
         match write {
-            PlannerWrite::Status { uid, purpose: StatusPurpose::Nominate { .. }, .. } => {
-                if let Some(progress) = self.progress_of.get_mut(uid) {
-                    progress.is_writing = false;
+            PlannerWrite::Status {
+                uid,
+                purpose: StatusPurpose::Reserve { reservation } | StatusPurpose::Nominate { reservation, .. },
+                ..
+            } => {
+                if let Some(progress) = self.progress_of(uid, reservation) {
+                    progress.end_write();
                 }
             }
             PlannerWrite::Status { uid, purpose: StatusPurpose::AnswerWake(answer), .. } => {
@@ -80,8 +84,8 @@ impl Planner {
                 return self.note_held(key, uid, reservation, written, now);
             }
             StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
-            StatusPurpose::Nominate { is_gated, .. } => {
-                return self.note_nominated(key, uid, written, *is_gated, now);
+            StatusPurpose::Nominate { reservation, is_gated } => {
+                return self.note_nominated(key, uid, reservation, written, *is_gated, now);
             }
             StatusPurpose::ShowReservation => return self.note_shown(key, uid, written, now),
             // As long as the pod shows it, the end is written again.
@@ -90,16 +94,19 @@ impl Planner {
             // The pod is tried again.
             StatusPurpose::Wake => "could not requeue a pod",
             StatusPurpose::Release => "could not remove the scheduling gate of a pod",
-            // As long as the pod shows it, the end is written again.
-            StatusPurpose::AbandonReservation
-            // The condition shows an eviction that did not happen; the pod keeps running.
-            | StatusPurpose::CancelEviction
+            // Written again as long as the pod shows it.
+            StatusPurpose::AbandonReservation | StatusPurpose::CancelEviction
             // The condition is written when the reason changes.
             | StatusPurpose::ExplainWait => return,
         };
         if let Err(error) = written {
             warn!(pod = %key, %error, "{unwritten}");
         }
+    }
+
+    /// The progress of this reservation. The pod may have another one by now, of which the write's answer says nothing.
+    fn progress_of(&mut self, uid: &PodUid, reservation: &Reservation) -> Option<&mut ReservationProgress> {
+        self.progress_of.get_mut(uid).filter(|progress| progress.is_of(reservation))
     }
 
     /// The pod is gone. If no watch has shown it, none will show its end: a request of kube-scheduler came after it, or is late.
@@ -130,15 +137,13 @@ impl Planner {
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
-        // The pod may have another one by now, of which this answer says nothing.
-        let is_present = |present: &Reservation| present.is_same(reservation);
-        if !reservation_of(&self.service.cluster(), uid).is_some_and(is_present) {
-            return;
-        }
-        let Some(progress) = self.progress_of.get_mut(uid) else { return };
-        progress.is_writing = false;
+        let is_shown = self.service.cluster().shows_reservation(uid, reservation);
+        let Some(progress) = self.progress_of(uid, reservation) else { return };
+        progress.end_write();
         match written {
             Ok(()) => progress.is_written = true,
+            // No answer came, and the watch shows it: pods may have been evicted for it.
+            Err(ControlPlaneError::Unknown(_)) if is_shown => progress.is_written = true,
             Err(error) => {
                 warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
                 self.give_up(uid, |_| "the API server did not accept it".into(), now);
@@ -175,11 +180,12 @@ impl Planner {
         &mut self,
         key: &PodKey,
         uid: &PodUid,
+        reservation: &Reservation,
         written: Result<(), ControlPlaneError>,
         is_gated: bool,
         now: Moment,
     ) {
-        let Some(progress) = self.progress_of.get_mut(uid) else { return };
+        let Some(progress) = self.progress_of(uid, reservation) else { return };
         progress.note_nominated(now, written.is_ok(), is_gated);
         match written {
             // The watch may have been faster than the answer.

@@ -31,6 +31,8 @@ const NOMINATIONS: u32 = 3;
 /// Progress of a reservation beyond what the ledger has. All of it may be lost.
 #[derive(Debug)]
 pub struct ReservationProgress {
+    /// Whose progress it is: the pod may have another reservation later.
+    reservation: Reservation,
     /// When the planner first saw the reservation.
     since: Moment,
     /// The planner made the reservation itself: nothing else evicts for it.
@@ -39,7 +41,7 @@ pub struct ReservationProgress {
     /// The condition shows it already, as far as necessary.
     pub is_written: bool,
     /// A write for the pod itself is in progress.
-    pub is_writing: bool,
+    is_writing: bool,
     nominations: u32,
     /// Since when its nomination is written and its gate is still to be lifted.
     pub nominated_since: Option<Moment>,
@@ -55,8 +57,9 @@ pub struct ReservationProgress {
 
 impl ReservationProgress {
     /// For a reservation made by another component, or by this replica's predecessor.
-    pub fn found(since: Moment) -> Self {
+    pub fn found(reservation: Reservation, since: Moment) -> Self {
         Self {
+            reservation,
             since,
             is_own: false,
             by: EvictionRight::Preemption,
@@ -73,8 +76,21 @@ impl ReservationProgress {
     }
 
     /// For a reservation of the planner's own that is not written yet.
-    pub fn own(since: Moment, by: EvictionRight) -> Self {
-        Self { is_own: true, by, is_written: false, ..Self::found(since) }
+    pub fn own(reservation: Reservation, since: Moment, by: EvictionRight) -> Self {
+        Self { is_own: true, by, ..Self::found(reservation, since) }
+    }
+
+    /// Whether it is that of this reservation.
+    pub fn is_of(&self, reservation: &Reservation) -> bool {
+        self.reservation.is_same(reservation)
+    }
+
+    pub fn begin_write(&mut self) {
+        self.is_writing = true;
+    }
+
+    pub fn end_write(&mut self) {
+        self.is_writing = false;
     }
 
     /// The eviction of this victim.
@@ -163,10 +179,11 @@ impl Planner {
         now: Moment,
         kube_filters: &impl Deref<Target = FilterSnapshot>,
     ) {
-        let progress = self
-            .progress_of
-            .entry(reservation_status.uid.clone())
-            .or_insert_with(|| ReservationProgress::found(now));
+        let found = || ReservationProgress::found(reservation_status.reservation.clone(), now);
+        let progress = self.progress_of.entry(reservation_status.uid.clone()).or_insert_with(found);
+        if !progress.is_of(&reservation_status.reservation) {
+            *progress = found();
+        }
         if reservation_status.gate == SchedulingGate::Others {
             return;
         }
@@ -257,7 +274,7 @@ impl Planner {
     pub(super) fn nominate(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
-        progress.is_writing = true;
+        progress.begin_write();
         let node = reservation.node.clone();
         // After a restart the condition's deadline applies. A reservation without victims is not written.
         let is_news = reservation != reservation_status.reservation && !reservation.victims.is_empty();

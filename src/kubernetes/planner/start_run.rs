@@ -142,7 +142,8 @@ impl Planner {
         }
         for place in places {
             self.trace(&place, took);
-            self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
+            let progress = ReservationProgress::own(place.reservation.clone(), now, place.by);
+            self.progress_of.insert(place.uid.clone(), progress);
             self.begin(place, now);
         }
     }
@@ -182,7 +183,7 @@ impl Planner {
             change.plan = Some(PlanState::Preempting { node: reservation.node.clone() });
         }
         if let Some(progress) = self.progress_of.get_mut(&uid) {
-            progress.is_writing = true;
+            progress.begin_write();
         }
         let purpose = StatusPurpose::Reserve { reservation };
         self.writes.add(PlannerWrite::Status { key, uid, change, purpose });

@@ -183,7 +183,7 @@ mod tests {
         for n in 0..200 {
             writes.add(touch(&format!("pod-{n:03}")));
         }
-        let (change, purpose) = (StatusChange::touch(), StatusPurpose::CancelEviction);
+        let (change, purpose) = (StatusChange::touch(), StatusPurpose::AbandonReservation);
         writes.add(PlannerWrite::Status { key: key("urgent"), uid: uid("urgent"), change, purpose });
         while !writes.is_empty() {
             writes.next().await;

@@ -114,6 +114,8 @@ pub struct PodOnRecord {
     pub devices: Option<Arc<[GpuUuid]>>,
     /// A container of it runs or has run.
     pub has_started: bool,
+    /// It has ended, or is being deleted.
+    pub is_over: bool,
     /// Its VRAM is lent by sleeping engines.
     pub borrows: bool,
     /// kube-scheduler's latest reason for not binding the pod.

@@ -7,13 +7,13 @@
 
 use super::Ledger;
 use super::pod_state::PodState;
-use super::waiting_pod::WaitingPod;
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Under which epoch this replica leads, if it does, and the reservations that do not come from it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -21,22 +21,11 @@ pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
     /// Pods that showed a reservation that this leader did not make.
     unknown: BTreeSet<PodUid>,
-    /// Pods without a node that show a reservation, of this replica or of another, as they were last seen.
-    #[serde(default)]
-    shown: BTreeSet<PodUid>,
 }
 
 impl ReservationOrigin {
     pub(super) fn is_leading(&self) -> bool {
         self.leader.is_some()
-    }
-
-    /// The pod was seen with a reservation, or without.
-    pub(super) fn note_shown(&mut self, uid: &PodUid, shows_one: bool) {
-        match shows_one {
-            true => _ = self.shown.insert(uid.clone()),
-            false => _ = self.shown.remove(uid),
-        }
     }
 }
 
@@ -48,12 +37,10 @@ impl Ledger {
 
     /// Observed reservations are mirrored from here on, whatever they are: another leader may make one again that this one gave up.
     pub(in crate::scheduling) fn stop_leading(&mut self) {
-        let shown = std::mem::take(&mut self.origin.shown);
-        self.origin = ReservationOrigin { shown, ..ReservationOrigin::default() };
-        let has_given_up = |pod_state: &PodState| pod_state.waiting().is_some_and(WaitingPod::has_given_up);
-        let pods = self.pod_states.in_no_order().filter(|(_, pod_state)| has_given_up(pod_state));
+        self.origin = ReservationOrigin::default();
+        let pods = self.pod_states.in_no_order().filter(|(_, pod_state)| pod_state.has_given_up());
         for uid in pods.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            self.pod_states.note_waiting(&uid, WaitingPod::forget_given_up);
+            self.pod_states.note(&uid, PodState::forget_given_up);
         }
     }
 
@@ -84,7 +71,25 @@ impl Ledger {
             let has_none = pod_state.waiting()?.reservation.is_none();
             has_none.then(|| (uid.clone(), pod_state.key.clone()))
         };
-        self.origin.shown.iter().filter_map(ended).collect()
+        self.shown_reservations.keys().filter_map(ended).collect()
+    }
+
+    /// A watch shows the pod with this reservation, or without one.
+    pub(super) fn note_shown_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
+        let known = self.shown_reservations.get(uid);
+        if known == shown || known.zip(shown).is_some_and(|(known, shown)| known.is_same(shown)) {
+            return;
+        }
+        let all = Arc::make_mut(&mut self.shown_reservations);
+        match shown {
+            Some(shown) => _ = all.insert(uid.clone(), shown.clone()),
+            None => _ = all.remove(uid),
+        }
+    }
+
+    /// Whether the pod shows this reservation, as a watch has shown it last: it would survive a restart.
+    pub fn shows_reservation(&self, uid: &PodUid, reservation: &Reservation) -> bool {
+        self.shown_reservations.get(uid).is_some_and(|shown| shown.is_same(reservation))
     }
 
     /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
@@ -92,8 +97,8 @@ impl Ledger {
     pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
         let Some(waiting) = self.pod_states.waiting(uid) else { return false };
         let is_written =
-            |reservation: &Reservation| !reservation.victims.is_empty() || waiting.has_given_up();
-        self.origin.shown.contains(uid) || waiting.reservation.as_ref().is_some_and(is_written)
+            |reservation: &Reservation| !reservation.victims.is_empty() || waiting.given_up.is_some();
+        self.shown_reservations.contains_key(uid) || waiting.reservation.as_ref().is_some_and(is_written)
     }
 
     /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.
@@ -159,14 +164,15 @@ mod tests {
     use super::*;
     use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
     use crate::scheduling::policy::Policy;
-    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, node, uid};
+    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, key, node, uid};
+    use crate::scheduling::verbs::bind::BindAsked;
+    use crate::scheduling::verbs::binding::BindingFailed;
     use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved};
     use crate::scheduling::verbs::tick::{LeadershipBegan, LeadershipEnded};
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
     use crate::scheduling::vocabulary::node::NodeKind;
     use crate::units::Millis;
-    use std::sync::Arc;
 
     /// Whether a reservation of 50 GiB on a node's first GPU stands after the first report, while a pod of 40 GiB is on that GPU.
     fn stands_beside_pod_on(gpu: u32) -> bool {
@@ -196,8 +202,8 @@ mod tests {
         assert!(stands_beside_pod_on(7), "the machine has no eighth GPU, and the pod none of the first two");
     }
 
-    #[test]
-    fn a_reservation_that_was_given_up_is_mirrored_when_another_leader_makes_it_again() {
+    /// Whether a reservation that this leader gave up is mirrored when another leader makes it again, and adopted later.
+    fn is_mirrored_again(meanwhile: impl FnOnce(&mut LedgerCluster), then: impl FnOnce(&mut LedgerCluster)) {
         let mut cluster = LedgerCluster::new(&[("n", 1)]);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
@@ -210,12 +216,22 @@ mod tests {
         };
         cluster.reserve(&uid("p"), reservation.clone()).unwrap();
         cluster.release_reservation(&uid("p"));
+        meanwhile(&mut cluster);
         cluster.apply(LeadershipEnded);
+        then(&mut cluster);
         let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
         cluster.observe("p", demand, ObservedPhase::Waiting(waiting), None);
         assert!(cluster.reservation_of(&uid("p")).is_some(), "the GPU is kept for it");
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 3, "nonce")));
         assert!(cluster.reservation_of(&uid("p")).is_some(), "it is adopted");
+    }
+
+    #[test]
+    fn a_reservation_that_was_given_up_is_mirrored_when_another_leader_makes_it_again() {
+        is_mirrored_again(|_| (), |_| ());
+        let bind = BindAsked { uid: uid("p"), key: key("p"), node: node("n") };
+        let assume = |cluster: &mut LedgerCluster| drop(cluster.apply(bind).unwrap());
+        is_mirrored_again(assume, |cluster| cluster.apply(BindingFailed(uid("p"))));
     }
 
     #[test]
@@ -237,7 +253,8 @@ mod tests {
         // A late event of the first one, and one of the second.
         for (shown, is_shown) in [(first, false), (second, true)] {
             let waiting = ObservedWaiting { reservation: Some(shown), ..ObservedWaiting::default() };
-            cluster.observe("p", demand.clone(), ObservedPhase::Waiting(waiting), None);
+            let watched = Some(ObservedDisruptionInfo::default());
+            cluster.observe("p", demand.clone(), ObservedPhase::Waiting(waiting), watched);
             assert_eq!(cluster.reservation_of(&uid("p")).unwrap().is_shown, is_shown);
         }
     }

@@ -114,7 +114,7 @@ use pod_states::{PodMove, PodStates};
 use resource_slices::ResourceSlices;
 use shared_parts::SharedParts;
 use start_times::StartTimes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
 
@@ -136,6 +136,8 @@ pub struct Ledger {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    /// The reservations that pods without a node show, of this replica or of another, as a watch has shown them last.
+    shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
     slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
     /// Pods that show that they are to be evicted.
@@ -206,6 +208,7 @@ impl Ledger {
             packing: self.packing.scratch(),
             start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
+            shown_reservations: self.shown_reservations.clone(),
             // Nodes change kind on the ledger itself only.
             slices: Arc::default(),
             overuse: OverusingPods::default(),

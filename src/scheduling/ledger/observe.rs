@@ -140,9 +140,8 @@ impl Ledger {
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
                 // A request of kube-scheduler says nothing of it.
-                let is_watched = observation.observed.is_some();
-                if is_watched {
-                    self.origin.note_shown(&uid, reservation.is_some());
+                if observation.observed.is_some() {
+                    self.note_shown_reservation(&uid, reservation.as_ref());
                 }
                 let reservation = self.believed(&uid, reservation);
                 let had_reservation = self.pod_states.reservation(&uid).is_some();
@@ -159,15 +158,12 @@ impl Ledger {
                     self.observe_deadline(&uid, observed);
                 }
                 let now = self.now;
-                self.pod_states.note_waiting(&uid, |waiting| {
-                    waiting.observe_reservation(reservation.as_ref(), is_watched);
-                    waiting.observe_gate(gate, nominated, now);
-                });
+                self.pod_states.note_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
                 self.requeue(&uid);
                 PodWarning::Nothing
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
-                self.origin.note_shown(&uid, false);
+                self.note_shown_reservation(&uid, None);
                 let bound = BoundPod::new(node, devices, self.now);
                 let warning =
                     self.observe_bound(observation.uid, observation.key, observation.demand, bound, starting);
@@ -245,7 +241,7 @@ impl Ledger {
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
-        self.origin.note_shown(uid, false);
+        self.note_shown_reservation(uid, None);
         self.showing_evictions.remove(uid);
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, &pod_state, self.now);

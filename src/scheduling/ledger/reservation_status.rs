@@ -11,7 +11,7 @@ use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Two deadlines that differ by less are one.
@@ -29,7 +29,7 @@ pub struct ReservationStatus {
     pub remaining: Vec<RemainingVictim>,
     /// The last victim has left its node, its memory too, and the GPUs are free; those of its group's other pods as well.
     pub is_free: bool,
-    /// The API server has shown it.
+    /// The pod shows it, as the watch has shown last.
     pub is_shown: bool,
 }
 
@@ -66,8 +66,8 @@ impl Ledger {
     }
 
     /// The victims of all reservations.
-    pub fn victims(&self) -> BTreeSet<&PodUid> {
-        self.pod_states.reservations().flat_map(|(.., reservation)| reservation.victims.iter()).collect()
+    pub fn victims(&self) -> impl Iterator<Item = &PodUid> {
+        self.pod_states.reservations().flat_map(|(.., reservation)| reservation.victims.iter())
     }
 
     /// Pods that show that they are to be evicted, and that are not being deleted.
@@ -90,9 +90,7 @@ impl Ledger {
         waiting_groups: &mut WaitingGroups<'l>,
     ) -> Option<ReservationStatus> {
         let pod_state = self.pod_states.get(uid)?;
-        let Some(WaitingPod {
-            reservation: Some(reservation), gate, nominated, reservation_observed, ..
-        }) = pod_state.waiting()
+        let Some(WaitingPod { reservation: Some(reservation), gate, nominated, .. }) = pod_state.waiting()
         else {
             return None;
         };
@@ -111,7 +109,7 @@ impl Ledger {
             is_free: node_state.exists()
                 && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
                 && !self.has_waiting_group_members(uid, pod_state, waiting_groups),
-            is_shown: *reservation_observed,
+            is_shown: self.shows_reservation(uid, reservation),
         })
     }
 

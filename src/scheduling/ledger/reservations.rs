@@ -7,7 +7,6 @@ use super::node_state::NodeState;
 use super::pod_state::PodState;
 use super::potential_victim::given_back;
 use super::preemptor::{Departure, KeepReason, Preemptor};
-use super::waiting_pod::WaitingPod;
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, misfit};
@@ -45,7 +44,6 @@ impl Ledger {
     ) -> Result<(), AssumeConflict> {
         self.check_reservation(preemptor, uid, &reservation)?;
         self.set_reservation(uid, Some(reservation));
-        self.pod_states.note_waiting(uid, WaitingPod::note_unobserved);
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{NamespaceLabels, Policy};
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +41,8 @@ pub struct LedgerState {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    #[serde(default)]
+    shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
     slices: Arc<ResourceSlices>,
     #[serde(default)]
     overuse: OverusingPods,
@@ -78,6 +81,7 @@ impl Ledger {
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
             origin: self.origin.clone(),
+            shown_reservations: self.shown_reservations.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
             showing_evictions: self.showing_evictions.clone(),
@@ -105,6 +109,7 @@ impl Ledger {
             packing: state.packing,
             start_times: state.start_times,
             origin: state.origin,
+            shown_reservations: state.shown_reservations,
             slices: state.slices,
             overuse: state.overuse,
             showing_evictions: state.showing_evictions,

@@ -36,8 +36,6 @@ pub struct WaitingPod {
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
     pub failed_attempt: Option<FailedAttempt>,
-    /// The API server shows its reservation, as far as this ledger knows: it would survive a restart.
-    pub reservation_observed: bool,
     /// Its latest reservation that this leader gave up. What shows it is older than that.
     pub given_up: Option<Box<Reservation>>,
     /// When it last did not take the place of evicted victims, and how often that has happened.
@@ -156,31 +154,9 @@ impl WaitingPod {
         self.reservation = reservation;
     }
 
-    /// The API server shows this reservation, or none. It may be an earlier one that was given up. What a request of kube-scheduler
-    /// shows may be older than what a watch has shown.
-    pub(super) fn observe_reservation(&mut self, observed: Option<&Reservation>, is_watched: bool) {
-        let is_own =
-            self.reservation.as_ref().zip(observed).is_some_and(|(own, observed)| own.is_same(observed));
-        self.reservation_observed = is_own || (self.reservation_observed && !is_watched);
-    }
-
-    /// The reservation is new, and the API server has not shown it.
-    pub(super) fn note_unobserved(&mut self) {
-        self.reservation_observed = false;
-    }
-
     /// The reservation was given up: what shows it from here on is older than that.
     pub(super) fn note_given_up(&mut self, given_up: Option<Reservation>) {
         self.given_up = given_up.map(Box::new).or(self.given_up.take());
-        self.reservation_observed = false;
-    }
-
-    pub(super) fn has_given_up(&self) -> bool {
-        self.given_up.is_some()
-    }
-
-    pub(super) fn forget_given_up(&mut self) {
-        self.given_up = None;
     }
 
     /// Whether a reservation that the pod shows is another than the one that is known, or was given up.

@@ -393,3 +393,55 @@ async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written
     bench.pass(1);
     assert_eq!(bench.tick_unseen().await, Vec::<String>::new(), "nothing shows the present one");
 }
+
+#[tokio::test]
+async fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_answered() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    let answer = stall_write(&mut bench).await;
+    bench.show_condition("serving: hold n");
+    *bench.recorder.deaf.lock() = true;
+    answer.send(()).unwrap();
+    bench.settle().await;
+    *bench.recorder.deaf.lock() = false;
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+}
+
+#[tokio::test]
+async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nominated_after_its_binding_failed()
+ {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    bench.refuse(waiting("serving", 50, 100));
+    bench.pass(5);
+    let answer = stall_write(&mut bench).await;
+    bench.index.apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+    let (uid, key) = (uid("serving"), PodKey::parse("default", "serving").unwrap());
+    let asked = BindAsked { uid: uid.clone(), key, node: NodeName::parse("m").unwrap() };
+    bench.service.cluster().apply(asked).unwrap();
+    answer.send(()).unwrap();
+    bench.tick().await;
+    bench.service.cluster().apply(BindingFailed(uid));
+    let mut written = bench.written_within(4).await;
+    assert_eq!(written, ["job: evict Preempted"]);
+    bench.gone("job");
+    written = bench.written_within(1).await;
+    assert!(written.iter().any(|write| write.contains("nominate n")), "{written:?}");
+}
+
+#[tokio::test]
+async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier_reservation() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("serving", 50, 100));
+    let answer = stall_write(&mut bench).await;
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.show(bound("job", "n", 60, -10));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    answer.send(()).unwrap();
+    let mut written = bench.settle().await;
+    written.extend(bench.written_within(3).await);
+    assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
+}

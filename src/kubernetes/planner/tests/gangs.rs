@@ -5,6 +5,7 @@ use crate::policy_file::{self, SourceText};
 use crate::scheduling::kube_filters::Requirements;
 use crate::scheduling::ledger::ObservedWaiting;
 use crate::scheduling::verbs::bind::BindAsked;
+use crate::scheduling::verbs::binding::BindingFailed;
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecision, preempt};
 use crate::scheduling::verbs::request::VerbRequest;
@@ -216,4 +217,25 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
     late["metadata"]["annotations"]["stowage.dev/group-min"] = json!("2");
     bench.show(late);
     assert_eq!(evicted(&bench.tick().await), ["a"]);
+}
+
+#[tokio::test]
+async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back() {
+    let mut bench = PlannerFixture::by(policy_of("planning: {groups: {whenIncomplete: evict}}"), &["n", "m"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(member("a", 50, "pair", 2));
+    bench.show(member("b", 50, "pair", 2));
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    bench.tick().await;
+    let free = bench.service.cluster().reservation_status();
+    let free = free.into_iter().find(|one| one.reservation.victims.is_empty()).unwrap();
+    let asked = BindAsked { uid: free.uid.clone(), key: free.key, node: free.reservation.node };
+    bench.service.cluster().apply(asked).unwrap();
+    bench.tick().await;
+    assert!(bench.recorder.told().contains(&"StowageGroupFailed"));
+    bench.service.cluster().apply(BindingFailed(free.uid));
+    assert_eq!(bench.service.cluster().totals().reservations, 1, "it has what it had");
+    bench.begin_tick();
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }

@@ -43,6 +43,7 @@ async fn a_planned_pod_that_the_scheduler_does_not_take_keeps_its_reason() {
         node: node.map(|node| crate::ids::NodeName::parse(node).unwrap()),
         devices: None,
         has_started: false,
+        is_over: false,
         borrows: false,
         refusal: Some(said.into()),
     };

@@ -19,8 +19,10 @@ const BOUND_WITHIN: Duration = Duration::from_secs(100);
 /// Beyond the second sweep after a pod's end, nothing is left of a request about it.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(125);
 
-/// A condition says what is so after this: writes that failed are written again after a minute at most.
-const TRUE_WITHIN: Duration = Duration::from_secs(90);
+/// A reservation lasts little longer than a minute. Writes that failed before all was quiet are written again within the first.
+const SHOWN_WITHIN: Duration = Duration::from_secs(45);
+/// Writes that failed for long before all was quiet are written again after a minute.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(90);
 
 /// What a kube-scheduler without a backlog takes for all of its pods.
 const ROUND: Duration = Duration::from_secs(1);
@@ -89,13 +91,14 @@ impl FaultyCluster {
     /// Conditions that say something else than what is so.
     fn check_conditions(&mut self, watch: &mut QuietWatch) {
         let pods = self.api.list("pods");
-        let untrue: BTreeSet<String> =
-            self.unshown_reservations(&pods).chain(unwanted_evictions(&pods)).collect();
-        watch.untrue_since.retain(|what, _| untrue.contains(what));
-        for what in untrue {
+        let unshown = self.unshown_reservations(&pods).map(|what| (what, SHOWN_WITHIN));
+        let unwanted = unwanted_evictions(&pods).map(|what| (what, CANCELLED_WITHIN));
+        let untrue: BTreeMap<String, Duration> = unshown.chain(unwanted).collect();
+        watch.untrue_since.retain(|what, _| untrue.contains_key(what));
+        for (what, lasts) in untrue {
             let since = *watch.untrue_since.entry(what.clone()).or_insert_with(Instant::now);
-            if since.elapsed() >= TRUE_WITHIN {
-                self.break_with(format!("{what} for {TRUE_WITHIN:?} of quiet"));
+            if since.elapsed() >= lasts {
+                self.break_with(format!("{what} for {lasts:?} of quiet"));
             }
         }
     }
