@@ -174,7 +174,8 @@ impl PlannerFixture {
         let condition = if what.starts_with("hold") {
             let Some(status) = self.service.cluster().reservation_of(&uid(name)) else { return };
             let Reservation { node, devices, victims, deadline } = status.reservation;
-            let left = deadline.since(self.service.cluster().now());
+            // The service's clock stands still, and is what deadlines are read by.
+            let left = deadline.since(self.service.now());
             let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(left.0 as i64);
             reserved(&json!({ "node": node, "devices": devices, "victims": victims, "deadline": deadline }))
         } else if what.starts_with("end hold") {

@@ -7,6 +7,7 @@
 
 use super::Ledger;
 use super::pod_state::PodState;
+use super::reservation_status::SAME_DEADLINE;
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
@@ -77,7 +78,10 @@ impl Ledger {
     /// A watch shows the pod with this reservation, or without one.
     pub(super) fn note_shown_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let known = self.shown_reservations.get(uid);
-        if known == shown || known.zip(shown).is_some_and(|(known, shown)| known.is_same(shown)) {
+        let lasts_as_long = |(known, shown): (&Reservation, &Reservation)| {
+            known.is_same(shown) && is_same_deadline(known.deadline, shown.deadline)
+        };
+        if known == shown || known.zip(shown).is_some_and(lasts_as_long) {
             return;
         }
         let all = Arc::make_mut(&mut self.shown_reservations);
@@ -87,9 +91,13 @@ impl Ledger {
         }
     }
 
-    /// Whether the pod shows this reservation, as a watch has shown it last: it would survive a restart.
+    /// Whether the pod shows this reservation, as a watch has shown it last: it would survive a restart. An equal one that ends
+    /// sooner is an earlier one, whose end may be on its way.
     pub fn shows_reservation(&self, uid: &PodUid, reservation: &Reservation) -> bool {
-        self.shown_reservations.get(uid).is_some_and(|shown| shown.is_same(reservation))
+        let is_it = |shown: &Reservation| {
+            shown.is_same(reservation) && shown.deadline + SAME_DEADLINE >= reservation.deadline
+        };
+        self.shown_reservations.get(uid).is_some_and(is_it)
     }
 
     /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
@@ -149,6 +157,11 @@ impl Ledger {
         // It may have been made for victims that fit on other nodes.
         stands.or_else(|_| self.check_reservation(&preemptor.moving(), uid, &remaining)).is_ok()
     }
+}
+
+/// What is told by wall time wavers by some milliseconds.
+fn is_same_deadline(one: Moment, other: Moment) -> bool {
+    one.since(other).max(other.since(one)) <= SAME_DEADLINE
 }
 
 impl PodState {
@@ -232,6 +245,35 @@ mod tests {
         let bind = BindAsked { uid: uid("p"), key: key("p"), node: node("n") };
         let assume = |cluster: &mut LedgerCluster| drop(cluster.apply(bind).unwrap());
         is_mirrored_again(assume, |cluster| cluster.apply(BindingFailed(uid("p"))));
+    }
+
+    #[test]
+    fn what_shows_a_reservation_that_was_given_up_does_not_show_an_equal_one_that_is_made_later() {
+        let mut cluster = LedgerCluster::new(&[("n", 1)]);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
+        cluster.wait("p", demand.clone());
+        let made = |cluster: &mut LedgerCluster| {
+            let (devices, victims) = (Arc::from([gpu_at("n", 0)]), Arc::default());
+            let deadline = cluster.now() + Millis::seconds(60);
+            let reservation = Reservation { node: node("n"), devices, victims, deadline };
+            cluster.reserve(&uid("p"), reservation.clone()).unwrap();
+            reservation
+        };
+        let show = |cluster: &mut LedgerCluster, shown| {
+            let waiting = ObservedWaiting { reservation: Some(shown), ..ObservedWaiting::default() };
+            let watched = Some(ObservedDisruptionInfo::default());
+            cluster.observe("p", demand.clone(), ObservedPhase::Waiting(waiting), watched);
+            cluster.reservation_of(&uid("p")).unwrap().is_shown
+        };
+        let first = made(&mut cluster);
+        assert!(show(&mut cluster, first.clone()));
+        cluster.release_reservation(&uid("p"));
+        cluster.pass(5);
+        let second = made(&mut cluster);
+        assert!(!cluster.reservation_of(&uid("p")).unwrap().is_shown);
+        assert!(!show(&mut cluster, first), "a late event");
+        assert!(show(&mut cluster, second));
     }
 
     #[test]

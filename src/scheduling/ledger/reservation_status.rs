@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Two deadlines that differ by less are one.
-const SAME_DEADLINE: Millis = Millis::seconds(1);
+pub(super) const SAME_DEADLINE: Millis = Millis::seconds(1);
 
 /// A pod that waits with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -122,9 +122,7 @@ async fn no_pod_is_evicted_for_the_preempt_verbs_reservation_before_the_api_serv
         bench.pass(2);
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
-    let mut shown = bench.pod("serving");
-    shown["status"]["conditions"] = reservation_observed(&["uid-job"], 50);
-    bench.show(shown);
+    bench.show_condition("serving: hold n");
     assert_eq!(bench.tick().await, ["job: evict Preempted"], "the scheduler has had its turn");
 }
 

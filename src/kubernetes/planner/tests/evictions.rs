@@ -49,6 +49,20 @@ async fn a_pod_that_shows_an_eviction_which_nobody_wants_is_told_that_it_stays()
 }
 
 #[tokio::test]
+async fn no_more_than_some_conditions_are_corrected_at_once() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    for n in 0..40 {
+        let mut job = bound(&format!("job-{n:02}"), "n", 1, -10);
+        job["status"]["conditions"] = json!([evicted("True")]);
+        bench.show(job);
+    }
+    bench.tick().await;
+    bench.pass(10);
+    assert_eq!(bench.tick().await.len(), 32);
+    assert_eq!(bench.tick().await.len(), 8, "those that had no turn do not wait longer");
+}
+
+#[tokio::test]
 async fn a_pod_whose_eviction_is_tried_again_is_not_told_that_it_stays_until_its_reservation_ends() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
