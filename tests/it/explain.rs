@@ -122,6 +122,27 @@ fn the_explain_command_prints_the_services_answer() {
 }
 
 #[test]
+fn the_explain_command_shows_the_best_nodes_or_all_or_one() {
+    let names: Vec<String> = (0..30).map(|n| format!("node-{n:02}")).collect();
+    let nodes: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let served = ServedCluster::of(&nodes).with([pod("small", "40Gi")]).serve();
+    let server = format!("http://{}", served.operators);
+    let shown = |flags: &[&str]| -> Vec<String> {
+        let output = command(&[&["small", "--server", &server, "--json"], flags].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let explanation: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let nodes = explanation["nodes"].as_array().unwrap().iter();
+        nodes.map(|node| node["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert!(shown(&[]).len() < 30, "{:?}", shown(&[]));
+    let mut all = shown(&["--all"]);
+    all.sort_unstable();
+    assert_eq!(all, names);
+    assert_eq!(shown(&["--node", "node-29"]), ["node-29"]);
+    assert_eq!(command(&["small", "--server", &server, "--all", "--node", "node-29"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_missing_server_and_a_missing_pod_have_different_errors() {
     let output = command(&["x", "--server", &format!("http://127.0.0.1:{NOBODYS}")]);
     assert_eq!(output.status.code(), Some(2));

@@ -141,6 +141,16 @@ fn models_of_a_hostile_agent_fill_no_page() {
     let (_, list) = get(&served, "?limit=10000&after=m0999");
     assert_eq!((list["models"].as_array().unwrap().len(), &list["next"]), (3096, &Value::Null));
     assert_eq!(list["models"][0]["model"], "m1000");
+
+    let server = format!("http://{}", served.operators);
+    let page = ["--server", &server, "--limit", "2", "--after", "m0999"];
+    let printed = command(&page);
+    let text = String::from_utf8(printed.stdout).unwrap();
+    assert!(["m1000", "m1001", "More with --after m1001"].iter().all(|part| text.contains(part)), "{text}");
+    assert!(!text.contains("m1002"), "{text}");
+    let list: Value =
+        serde_json::from_slice(&command(&[&page[..], &["-o", "json"]].concat()).stdout).unwrap();
+    assert_eq!((list["models"].as_array().unwrap().len(), &list["next"]), (2, &json!("m1001")));
 }
 
 #[test]
