@@ -162,7 +162,7 @@ impl ClusterIndex {
         };
         self.unlisted_pods = ledger.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
         self.unlisted_pods.extend(filters.pods_in_no_order().cloned());
-        // Not in a ledger that was discarded.
+        // A ledger that has been discarded since does not name them.
         self.unlisted_pods.extend(self.pods.values().map(|pod| pod.uid.clone()));
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();

@@ -5,6 +5,7 @@ use super::port::{
     EvictionReason, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange, StatusChange,
 };
 use crate::ids::{PodKey, PodUid};
+use crate::scheduling::vocabulary::placement::Reservation;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +26,10 @@ pub struct Recorder {
     pub slow: Mutex<bool>,
     /// Writes of these pods' status find no such pod.
     pub gone: Mutex<BTreeSet<String>>,
-    /// Writes of a pod's status fail.
+    /// Reads and writes of a pod's status fail.
     pub deaf: Mutex<bool>,
+    /// The reservation that was written last of each pod.
+    pub reservations: Mutex<BTreeMap<String, Reservation>>,
 }
 
 impl Recorder {
@@ -78,7 +81,11 @@ impl ControlPlane for Recorder {
         &'a self,
         key: &'a PodKey,
     ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
-        Box::pin(std::future::ready(Ok(self.records.lock().get(&*key.name).cloned())))
+        let read = match *self.deaf.lock() {
+            true => Err(ControlPlaneError::Unknown("no answer".into())),
+            false => Ok(self.records.lock().get(&*key.name).cloned()),
+        };
+        Box::pin(std::future::ready(read))
     }
 
     fn write_status<'a>(
@@ -97,6 +104,9 @@ impl ControlPlane for Recorder {
             }
             let is_deaf = *self.deaf.lock();
             self.write(key, &said(change));
+            if let Some(ReservationChange::Set(reservation)) = &change.reservation {
+                self.reservations.lock().insert(key.name.to_string(), reservation.clone());
+            }
             if self.gone.lock().contains(&*key.name) {
                 return Err(ControlPlaneError::Gone);
             }

@@ -241,6 +241,20 @@ async fn a_victim_is_evicted_only_if_reads_show_both_pods_on_the_node_and_that_i
 }
 
 #[tokio::test]
+async fn no_victim_is_evicted_while_the_pods_cannot_be_read() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    *bench.recorder.deaf.lock() = true;
+    bench.looks(5).await;
+    assert!(bench.recorder.written().is_empty() && bench.evictions("unknown") > 0);
+    *bench.recorder.deaf.lock() = false;
+    bench.looks(60).await;
+    assert!(bench.recorder.written().contains(&"b: evict GpuConflict".to_owned()));
+}
+
+#[tokio::test]
 async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict_any_more() {
     let mut bench = AuditFixture::with(ConflictRule::Report);
     bench.show("a", "Running");

@@ -1,5 +1,5 @@
-//! Conditions that say something else than what is so: a reservation that has ended, none where there is one, an eviction that
-//! nobody wants any more. Each is written again for as long as its pod shows it.
+//! Conditions that say something else than what is so: a pending pod's reservation that has ended, none where there is one, an
+//! eviction that nobody wants any more. Each is written again for as long as its pod shows it.
 //!
 //! A write may be lost, or land after one that came later, and a leader may die before it writes. So what counts is what the
 //! watch shows, whoever wrote it. The first write that puts it right may be on its way, and has its time to show.
@@ -21,6 +21,10 @@ use tracing::warn;
 /// Pauses between the writes of a condition, as long as its pod does not show it.
 const WRITTEN_AGAIN: Backoff = Backoff { first: SHOWS_WITHIN, longest: Millis::seconds(60) };
 
+/// An end that is on its way shows within this time. What shows a reservation that has ended looks like GPUs allocated twice, which
+/// the continuous audit reports after ten seconds.
+const END_SHOWS_WITHIN: Millis = Millis::seconds(3);
+
 /// So many of a kind are written in a tick: nominations and evictions do not wait for thousands of them.
 const AT_ONCE: usize = 32;
 
@@ -40,10 +44,11 @@ pub(super) struct StaleConditions {
 struct Stale(BTreeMap<PodUid, RetryState>);
 
 impl Stale {
-    /// Of the pods that show it now, those whose condition is to be written.
+    /// Of the pods that show it now, those whose condition is to be written. What is on its way already shows within this time.
     fn due(
         &mut self,
         showing: BTreeMap<PodUid, PodKey>,
+        shows_within: Millis,
         writes: &Writes,
         now: Moment,
     ) -> Vec<(PodUid, PodKey)> {
@@ -51,7 +56,7 @@ impl Stale {
         let is_due = |(uid, _): &(PodUid, PodKey)| {
             let retry = self.0.entry(uid.clone()).or_insert_with(|| {
                 let mut first = RetryState::default();
-                first.done(now + SHOWS_WITHIN);
+                first.done(now + shows_within);
                 first
             });
             retry.is_due(now) && !writes.concern(uid)
@@ -69,18 +74,20 @@ impl Planner {
     /// Ends once more what pods show although it has ended.
     pub(super) fn end_again(&mut self, now: Moment) {
         let showing = self.service.cluster().pods_showing_ended_reservations();
-        for (uid, key) in self.stale.ended.due(showing, &self.writes, now) {
+        for (uid, key) in self.stale.ended.due(showing, END_SHOWS_WITHIN, &self.writes, now) {
             let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
             self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
         }
     }
 
-    /// Shows once more what pods do not show although it lasts. A reservation without victims is not written.
+    /// Shows once more what pods do not show although it lasts. A reservation without victims is written only over another one.
     pub(super) fn show_again(&mut self, reservations: &[ReservationStatus], now: Moment) {
-        let is_unshown = |one: &&ReservationStatus| !one.is_shown && !one.reservation.victims.is_empty();
+        let is_unshown = |one: &&ReservationStatus| {
+            one.is_covered || (!one.is_shown && !one.reservation.victims.is_empty())
+        };
         let unshown = reservations.iter().filter(is_unshown);
         let unshown = unshown.map(|one| (one.uid.clone(), one.key.clone())).collect();
-        for (uid, key) in self.stale.unshown.due(unshown, &self.writes, now) {
+        for (uid, key) in self.stale.unshown.due(unshown, SHOWS_WITHIN, &self.writes, now) {
             self.show(&key, &uid);
         }
     }
@@ -117,7 +124,7 @@ impl Planner {
             let wanted = self.wanted_evictions(&ledger, now);
             showing.retain(|uid, _| !wanted.contains(uid) && !self.is_to_leave(uid, &ledger));
         }
-        for (uid, key) in self.stale.evicted.due(showing, &self.writes, now) {
+        for (uid, key) in self.stale.evicted.due(showing, SHOWS_WITHIN, &self.writes, now) {
             let change = StatusChange::eviction(EvictionCondition::Cancelled);
             let purpose = StatusPurpose::CancelEviction;
             self.writes.add(PlannerWrite::Status { key, uid, change, purpose });

@@ -30,12 +30,14 @@ pub(super) struct BrokenGroup {
     bound: Vec<(PodUid, PodKey)>,
     /// Members whose Bindings are under way.
     assumed: Vec<(PodUid, PodKey)>,
+    size: usize,
 }
 
 impl BrokenGroup {
-    /// Whether the pod waits with a reservation.
-    pub(super) fn holds(&self, uid: &PodUid) -> bool {
-        self.holding.iter().any(|(holding, _)| holding == uid)
+    /// Whether the pod waits with a reservation, and the group does not become whole with it.
+    pub(super) fn holds_in_vain(&self, uid: &PodUid) -> bool {
+        let placed = self.holding.len() + self.bound.len() + self.assumed.len();
+        placed < self.size && self.holding.iter().any(|(holding, _)| holding == uid)
     }
 }
 
@@ -111,13 +113,13 @@ impl Planner {
         let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
         broken.holding.iter().for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
         drop(ledger);
-        let BrokenGroup { holding, mut bound, mut assumed } = broken;
-        bound.append(&mut assumed);
+        let BrokenGroup { holding, bound, assumed, .. } = broken;
+        let placed: Vec<(PodUid, PodKey)> = bound.iter().chain(&assumed).cloned().collect();
         let text = format!(
             "A pod of {group} was not bound in time. Released {} of the group; {} {}.",
             plural(holding.len(), "reservation"),
-            plural(bound.len(), "bound pod"),
-            match (leaves, bound.len()) {
+            plural(placed.len(), "bound pod"),
+            match (leaves, placed.len()) {
                 (true, 1) => "is evicted",
                 (true, _) => "are evicted",
                 (false, 1) => "keeps running (planning.groups.whenIncomplete)",
@@ -126,9 +128,9 @@ impl Planner {
         );
         self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
-        if leaves {
-            bound.into_iter().for_each(|(uid, key)| self.evict_orphaned_member(uid, key, group, now));
-        }
+        // A Binding that is under way may fail.
+        let remembered = if leaves { placed } else { assumed };
+        remembered.into_iter().for_each(|(uid, key)| self.remember_member(uid, key, group, now));
     }
 }
 
@@ -149,9 +151,9 @@ pub(super) fn refused(
 /// `None` if the group has enough members without the missing one.
 pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
     let mut broken = BrokenGroup::default();
-    let mut size = None;
     for (uid, entry) in ledger.members(group) {
-        size = size.max(entry.disruption_info.group_size);
+        // A group without a declared size is never known to be incomplete.
+        broken.size = broken.size.max(entry.disruption_info.group_size.unwrap_or(0) as usize);
         let who = (uid.clone(), entry.key.clone());
         match &entry.phase {
             PodPhase::Waiting(waiting) if waiting.reservation.is_some() => broken.holding.push(who),
@@ -160,9 +162,7 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
             _ => {}
         }
     }
-    // A group without a declared size is never known to be incomplete.
-    let is_broken = size.is_some_and(|size| broken.bound.len() + broken.assumed.len() < size as usize);
-    is_broken.then_some(broken)
+    (broken.bound.len() + broken.assumed.len() < broken.size).then_some(broken)
 }
 
 pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {

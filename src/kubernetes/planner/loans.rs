@@ -113,9 +113,8 @@ impl Planner {
         self.count_loan_eviction(code);
         let end = self.loans.evictions.entry(uid.clone()).or_default();
         end.has_failed = has_failed;
-        if tried(&mut end.attempt, key, outcome, now, PAUSES).is_err() {
-            end.attempt.failed(now, PAUSES, PAUSES.longest);
-        }
+        // One that is refused is tried again after the longest pause.
+        let _ = tried(&mut end.attempt, key, outcome, now, PAUSES);
     }
 
     /// The condition shows late, or was refused: it is written again when it does not show in time.

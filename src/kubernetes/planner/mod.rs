@@ -79,7 +79,7 @@ pub struct Planner {
     writes: Writes,
     pressure: PressureWatch,
     pressure_look: PressureLook,
-    /// Neighbors of engines under pressure whose eviction failed.
+    /// Neighbors of engines under pressure whose eviction was ordered.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
     loans: EndingLoans,

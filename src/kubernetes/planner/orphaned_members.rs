@@ -1,5 +1,5 @@
 //! Evicts the members of a group that stays incomplete, if the policy keeps no part of one: each like any other victim, within
-//! the rate limits, and retried with back-off until it is gone.
+//! the rate limits, and retried with back-off until it is gone. Members whose Bindings were under way are waited for.
 //!
 //! Not durable: a new leader does not know which groups were given up before.
 
@@ -32,7 +32,9 @@ pub struct OrphanedMember {
 }
 
 impl Planner {
-    pub(super) fn evict_orphaned_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey, now: Moment) {
+    /// A member of a group that failed. It is evicted once it is bound, if the policy keeps no part of a group; if its Binding fails,
+    /// it gives its reservation back.
+    pub(super) fn remember_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey, now: Moment) {
         let group = group.clone();
         let remnant =
             OrphanedMember { key, group, since: now, is_ordered: false, attempt: RetryState::default() };
@@ -51,7 +53,7 @@ impl Planner {
         let is_being_bound = ledger.pod_state(uid).is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
         if !is_being_bound && !is_orphaned(&ledger, uid) {
-            let failed = broken(&ledger, &remnant.group).is_some_and(|broken| broken.holds(uid));
+            let failed = broken(&ledger, &remnant.group).is_some_and(|broken| broken.holds_in_vain(uid));
             if failed {
                 ledger.apply(ReleaseReservation(uid.clone()));
             }

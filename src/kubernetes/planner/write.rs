@@ -136,16 +136,12 @@ impl PlannerWrite {
         }
     }
 
-    /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait, and so can that of
-    /// one that stays.
+    /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
     pub fn can_wait(&self) -> bool {
         matches!(
             self,
             Self::Status {
-                purpose: StatusPurpose::ExplainWait
-                    | StatusPurpose::Wake
-                    | StatusPurpose::Release
-                    | StatusPurpose::CancelEviction,
+                purpose: StatusPurpose::ExplainWait | StatusPurpose::Wake | StatusPurpose::Release,
                 ..
             }
         )
@@ -209,7 +205,7 @@ impl StatusPurpose {
                 ledger.wake_status(uid).and_then(|wake| answer(&wake)).as_ref() == Some(said)
             }
             Self::ShowReservation => reservation().is_some(),
-            Self::CancelEviction => !ledger.is_leaving(uid) && !ledger.victims().any(|victim| victim == uid),
+            Self::CancelEviction => !ledger.is_leaving(uid),
             _ => true,
         }
     }

@@ -46,7 +46,7 @@ pub trait ControlPlane: Send + Sync + 'static {
 
     /// Evicts through the Eviction API, subject to disruption budgets. Writes the reason into the pod's condition before, and
     /// records an Event after it. A pod of another UID is left alone. Until the eviction is retried the pod keeps its
-    /// condition; a caller that gives up writes [`EvictionCondition::Cancelled`].
+    /// condition; the planner cancels what nobody wants any more.
     fn evict<'a>(
         &'a self,
         key: &'a PodKey,

@@ -10,7 +10,7 @@ use super::pod_state::PodState;
 use super::reservation_status::SAME_DEADLINE;
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::Moment;
+use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,11 +22,26 @@ pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
     /// Pods that showed a reservation that this leader did not make.
     unknown: BTreeSet<PodUid>,
+    /// The latest reservation of each pod that this leader gave up. What shows it is older than that.
+    #[serde(default)]
+    given_up: BTreeMap<PodUid, Reservation>,
 }
 
 impl ReservationOrigin {
     pub(super) fn is_leading(&self) -> bool {
         self.leader.is_some()
+    }
+
+    /// The reservation was given up. Another replica may make it again, as far as one that does not lead knows.
+    pub(super) fn note_given_up(&mut self, uid: &PodUid, reservation: Reservation) {
+        if self.is_leading() {
+            self.given_up.insert(uid.clone(), reservation);
+        }
+    }
+
+    /// The pod has a node, or is gone.
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.given_up.remove(uid);
     }
 }
 
@@ -39,10 +54,6 @@ impl Ledger {
     /// Observed reservations are mirrored from here on, whatever they are: another leader may make one again that this one gave up.
     pub(in crate::scheduling) fn stop_leading(&mut self) {
         self.origin = ReservationOrigin::default();
-        let pods = self.pod_states.in_no_order().filter(|(_, pod_state)| pod_state.has_given_up());
-        for uid in pods.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            self.pod_states.note(&uid, PodState::forget_given_up);
-        }
     }
 
     /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
@@ -78,8 +89,10 @@ impl Ledger {
     /// A watch shows the pod with this reservation, or without one.
     pub(super) fn note_shown_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let known = self.shown_reservations.get(uid);
+        // What is told by wall time wavers by some milliseconds.
         let lasts_as_long = |(known, shown): (&Reservation, &Reservation)| {
-            known.is_same(shown) && is_same_deadline(known.deadline, shown.deadline)
+            let differ = known.deadline.since(shown.deadline).max(shown.deadline.since(known.deadline));
+            known.is_same(shown) && differ < Millis(SAME_DEADLINE.0 / 2)
         };
         if known == shown || known.zip(shown).is_some_and(lasts_as_long) {
             return;
@@ -103,16 +116,22 @@ impl Ledger {
     /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
     /// version wrote it, or if it replaced one that landed late.
     pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
-        let Some(waiting) = self.pod_states.waiting(uid) else { return false };
-        let is_written =
-            |reservation: &Reservation| !reservation.victims.is_empty() || waiting.given_up.is_some();
-        self.shown_reservations.contains_key(uid) || waiting.reservation.as_ref().is_some_and(is_written)
+        let was_given_up = self.origin.given_up.contains_key(uid);
+        let is_written = |reservation: &Reservation| !reservation.victims.is_empty() || was_given_up;
+        self.shows_one(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
+    }
+
+    /// Whether the pod shows a reservation, whichever.
+    pub(super) fn shows_one(&self, uid: &PodUid) -> bool {
+        self.shown_reservations.contains_key(uid)
     }
 
     /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.
     pub(super) fn believed(&mut self, uid: &PodUid, observed: Option<Reservation>) -> Option<Reservation> {
         let observed = observed?;
-        let is_known = self.pod_states.get(uid).is_some_and(|pod_state| pod_state.knows(&observed));
+        let was_given_up = self.origin.given_up.get(uid).is_some_and(|given_up| given_up.is_same(&observed));
+        let is_known =
+            was_given_up || self.pod_states.get(uid).is_some_and(|pod_state| pod_state.knows(&observed));
         if !self.origin.is_leading() || is_known {
             return Some(observed);
         }
@@ -159,13 +178,8 @@ impl Ledger {
     }
 }
 
-/// What is told by wall time wavers by some milliseconds.
-fn is_same_deadline(one: Moment, other: Moment) -> bool {
-    one.since(other).max(other.since(one)) <= SAME_DEADLINE
-}
-
 impl PodState {
-    /// Whether a reservation that the pod shows is the one that it has, or had and gave up.
+    /// Whether a reservation that the pod shows is the one that it has.
     fn knows(&self, observed: &Reservation) -> bool {
         // What is shown of a pod that has a node is older than what is known.
         self.waiting().is_none_or(|waiting| !waiting.is_news(observed))
@@ -185,7 +199,6 @@ mod tests {
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
     use crate::scheduling::vocabulary::node::NodeKind;
-    use crate::units::Millis;
 
     /// Whether a reservation of 50 GiB on a node's first GPU stands after the first report, while a pod of 40 GiB is on that GPU.
     fn stands_beside_pod_on(gpu: u32) -> bool {

@@ -164,6 +164,7 @@ impl Ledger {
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
                 self.note_shown_reservation(&uid, None);
+                self.origin.forget(&uid);
                 let bound = BoundPod::new(node, devices, self.now);
                 let warning =
                     self.observe_bound(observation.uid, observation.key, observation.demand, bound, starting);
@@ -242,6 +243,7 @@ impl Ledger {
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         self.note_shown_reservation(uid, None);
+        self.origin.forget(uid);
         self.showing_evictions.remove(uid);
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, &pod_state, self.now);

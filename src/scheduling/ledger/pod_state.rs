@@ -147,23 +147,6 @@ impl PodState {
         }
     }
 
-    /// Whether this leader gave up a reservation of the pod.
-    pub(super) fn has_given_up(&self) -> bool {
-        match &self.phase {
-            PodPhase::Waiting(waiting) => waiting.given_up.is_some(),
-            PodPhase::Assumed(assumed) => assumed.before.given_up.is_some(),
-            PodPhase::Bound(_) => false,
-        }
-    }
-
-    pub(super) fn forget_given_up(&mut self) {
-        match &mut self.phase {
-            PodPhase::Waiting(waiting) => waiting.given_up = None,
-            PodPhase::Assumed(assumed) => assumed.before.given_up = None,
-            PodPhase::Bound(_) => {}
-        }
-    }
-
     pub(super) fn set_bound(&mut self, bound: BoundPod) {
         self.phase = PodPhase::Bound(bound);
     }

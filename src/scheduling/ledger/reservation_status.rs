@@ -31,6 +31,8 @@ pub struct ReservationStatus {
     pub is_free: bool,
     /// The pod shows it, as the watch has shown last.
     pub is_shown: bool,
+    /// The pod shows another one.
+    pub is_covered: bool,
 }
 
 /// A victim that is still there.
@@ -95,6 +97,7 @@ impl Ledger {
             return None;
         };
         let node_state = self.node_states.get(&reservation.node)?;
+        let is_shown = self.shows_reservation(uid, reservation);
         Some(ReservationStatus {
             uid: uid.clone(),
             key: pod_state.key.clone(),
@@ -109,7 +112,8 @@ impl Ledger {
             is_free: node_state.exists()
                 && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
                 && !self.has_waiting_group_members(uid, pod_state, waiting_groups),
-            is_shown: self.shows_reservation(uid, reservation),
+            is_shown,
+            is_covered: !is_shown && self.shows_one(uid),
         })
     }
 

@@ -155,11 +155,9 @@ impl Ledger {
 
     /// Gives the pod's reservation up. To a leader, what shows it from here on is older than that.
     pub(in crate::scheduling) fn release_reservation(&mut self, uid: &PodUid) {
-        let given_up = self.pod_states.reservation(uid).cloned();
+        let Some(given_up) = self.pod_states.reservation(uid).cloned() else { return };
         self.set_reservation(uid, None);
-        if self.leader().is_some() {
-            self.pod_states.note_waiting(uid, |waiting| waiting.note_given_up(given_up));
-        }
+        self.origin.note_given_up(uid, given_up);
     }
 
     /// The API server shows no reservation any more, and what it shows counts.

@@ -41,13 +41,17 @@ pub struct LedgerState {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "has_none")]
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
     slices: Arc<ResourceSlices>,
     #[serde(default)]
     overuse: OverusingPods,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     showing_evictions: BTreeSet<PodUid>,
+}
+
+fn has_none(shown: &BTreeMap<PodUid, Reservation>) -> bool {
+    shown.is_empty()
 }
 
 /// Why a stored state is not loaded.

@@ -36,8 +36,6 @@ pub struct WaitingPod {
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
     pub failed_attempt: Option<FailedAttempt>,
-    /// Its latest reservation that this leader gave up. What shows it is older than that.
-    pub given_up: Option<Box<Reservation>>,
     /// When it last did not take the place of evicted victims, and how often that has happened.
     pub failed_eviction: Option<FailedAttempt>,
 }
@@ -154,15 +152,9 @@ impl WaitingPod {
         self.reservation = reservation;
     }
 
-    /// The reservation was given up: what shows it from here on is older than that.
-    pub(super) fn note_given_up(&mut self, given_up: Option<Reservation>) {
-        self.given_up = given_up.map(Box::new).or(self.given_up.take());
-    }
-
-    /// Whether a reservation that the pod shows is another than the one that is known, or was given up.
+    /// Whether a reservation that the pod shows is another than the one that is known.
     pub(super) fn is_news(&self, observed: &Reservation) -> bool {
-        let is_it = |known: &Reservation| known.is_same(observed);
-        !self.reservation.as_ref().is_some_and(is_it) && !self.given_up.as_deref().is_some_and(is_it)
+        !self.reservation.as_ref().is_some_and(|known| known.is_same(observed))
     }
 }
 

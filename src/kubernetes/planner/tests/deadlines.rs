@@ -31,6 +31,13 @@ fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
     ledger.apply(Reserve { uid: uid(name), reservation }).unwrap();
 }
 
+/// The watch shows the pod's reservation, whose write is not answered.
+fn show_unanswered(bench: &mut PlannerFixture, name: &str) {
+    let reservation = reservation_for(bench, name);
+    bench.recorder.reservations.lock().insert(name.into(), reservation);
+    bench.show_condition(&format!("{name}: hold n"));
+}
+
 /// Its victim leaves five seconds before the deadline.
 async fn late() -> PlannerFixture {
     let mut bench = PlannerFixture::new(&["n"]);
@@ -122,7 +129,7 @@ async fn no_pod_is_evicted_for_the_preempt_verbs_reservation_before_the_api_serv
         bench.pass(2);
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
-    bench.show_condition("serving: hold n");
+    show_unanswered(&mut bench, "serving");
     assert_eq!(bench.tick().await, ["job: evict Preempted"], "the scheduler has had its turn");
 }
 
@@ -398,7 +405,7 @@ async fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_ans
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
-    bench.show_condition("serving: hold n");
+    show_unanswered(&mut bench, "serving");
     *bench.recorder.deaf.lock() = true;
     answer.send(()).unwrap();
     bench.settle().await;
@@ -442,4 +449,29 @@ async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier
     let mut written = bench.settle().await;
     written.extend(bench.written_within(3).await);
     assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
+}
+
+#[tokio::test]
+async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_the_pod_shows_it() {
+    let mut bench = PlannerFixture::new(&["n", "m"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    let reservation = Reservation {
+        node: NodeName::parse("m").unwrap(),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [].into(),
+        deadline: bench.service.cluster().now() + Millis::seconds(60),
+    };
+    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
+    let mut late = bench.pod("serving");
+    late["status"]["conditions"] = reservation_observed(&["uid-job"], 50);
+    bench.show(late);
+    *bench.recorder.deaf.lock() = true;
+    bench.written_within(12).await;
+    *bench.recorder.deaf.lock() = false;
+    let written = bench.written_within(25).await;
+    assert!(written.iter().any(|write| write.contains("hold m")), "{written:?}");
+    assert!(written.iter().all(|write| !write.contains("evict")), "{written:?}");
+    let later = bench.written_within(15).await;
+    assert!(later.iter().all(|write| !write.contains("hold")), "{later:?}");
 }

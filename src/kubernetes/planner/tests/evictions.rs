@@ -1,11 +1,14 @@
 //! Which pods are evicted, how often an eviction is retried, and when it is called off.
 
+use super::super::write::{EvictionTask, WriteOutcome};
 use super::*;
-use crate::ids::{GpuUuid, NodeName};
+use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::planning::is_relief_due;
 use crate::scheduling::policy::{
-    EvictionRates, Mode, OveruseRule, Preemptibility, WhenIncomplete, built_in_classes,
+    ConflictRule, EvictionRates, Mode, OveruseRule, Preemptibility, WhenIncomplete, built_in_classes,
 };
+use crate::scheduling::verbs::bind::BindAsked;
+use crate::scheduling::verbs::binding::BindingFailed;
 use crate::scheduling::verbs::observe::ReadingReported;
 use crate::scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation};
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
@@ -87,7 +90,82 @@ async fn a_pod_whose_eviction_was_not_requested_gets_no_condition_that_it_stays(
     let mut tainted = node("n");
     tainted["spec"] = json!({ "taints": [{ "key": "maintenance", "effect": "NoSchedule" }] });
     bench.index.apply_node(&bench.service, &serde_json::from_value(tainted).unwrap());
-    assert_eq!(bench.tick().await, ["serving: end hold, clear nomination"]);
+    assert_eq!(bench.written_within(15).await[..1], ["serving: end hold, clear nomination"]);
+    assert!(!bench.written_within(15).await.contains(&"job: stays".to_owned()));
+}
+
+/// Two pods were granted the node's GPU, of which one has not started and shows that it is evicted for that.
+#[tokio::test]
+async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_conflict_is_over() {
+    let mut policy = Policy::default();
+    policy.conflicts = ConflictRule::EvictUnstarted;
+    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let granted = |name: &str, phase: &str| {
+        let mut pod = bound(name, "n", 60, -10);
+        pod["metadata"]["annotations"]["stowage.dev/gpu-memory-fraction"] = json!("0.75");
+        pod["status"]["phase"] = json!(phase);
+        pod
+    };
+    bench.show(granted("first", "Running"));
+    let mut second = granted("second", "Pending");
+    second["status"]["conditions"] = json!([evicted("True")]);
+    bench.show(second);
+    let now = bench.service.cluster().now();
+    let devices = bench.service.cluster().snapshot().node("n").unwrap().devices.clone();
+    let nodes = [(NodeName::parse("n").unwrap(), devices)];
+    for seconds in 0..20 {
+        bench.service.conflicts().look(&nodes, now + Millis::seconds(seconds));
+    }
+    assert_eq!(bench.service.conflicts().victims(now + Millis::seconds(20)).len(), 1);
+    assert!(!bench.written_within(20).await.contains(&"second: stays".to_owned()), "it is to leave");
+    bench.gone("first");
+    bench.service.conflicts().look(&nodes, now + Millis::seconds(21));
+    assert!(bench.written_within(15).await.contains(&"second: stays".to_owned()));
+}
+
+#[tokio::test]
+async fn a_late_refusal_of_an_eviction_ends_no_reservation_that_evicts_nobody() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.index.apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+    let mut written = bench.written_within(3).await;
+    assert!(written.iter().any(|write| write.contains("nominate m")), "{written:?}");
+    let (key, victim) = (PodKey::parse("default", "job").unwrap(), uid("job"));
+    let outcome = EvictionOutcome::Refused { message: "forbidden".into() };
+    let task = EvictionTask::Reservation { preemptor: uid("serving") };
+    let now = bench.planner.now();
+    bench.planner.note(WriteOutcome::Evicted { key, uid: victim, task, outcome }, now);
+    written = bench.settle().await;
+    assert_eq!(written, Vec::<String>::new());
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
+}
+
+#[tokio::test]
+async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its_binding_has_failed() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    bench.refuse(waiting("serving", 50, 100));
+    bench.pass(5);
+    bench.tick().await;
+    bench.begin_tick();
+    bench.index.apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+    let key = PodKey::parse("default", "serving").unwrap();
+    let asked = BindAsked { uid: uid("serving"), key, node: NodeName::parse("m").unwrap() };
+    bench.service.cluster().apply(asked).unwrap();
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    let (key, task) =
+        (PodKey::parse("default", "job").unwrap(), EvictionTask::Reservation { preemptor: uid("serving") });
+    let outcome = EvictionOutcome::Refused { message: "forbidden".into() };
+    let now = bench.planner.now();
+    bench.planner.note(WriteOutcome::Evicted { key, uid: uid("job"), task, outcome }, now);
+    bench.service.cluster().apply(BindingFailed(uid("serving")));
+    let written = bench.written_within(25).await;
+    assert!(written.contains(&"job: evict Preempted".to_owned()), "it is tried again: {written:?}");
 }
 
 /// The only GPU of the node is under lasting pressure, from an engine beside two jobs.

@@ -91,7 +91,7 @@ impl FaultyCluster {
     /// Conditions that say something else than what is so.
     fn check_conditions(&mut self, watch: &mut QuietWatch) {
         let pods = self.api.list("pods");
-        let unshown = self.unshown_reservations(&pods).map(|what| (what, SHOWN_WITHIN));
+        let unshown = self.unshown_reservations(&pods).into_iter().map(|what| (what, SHOWN_WITHIN));
         let unwanted = unwanted_evictions(&pods).map(|what| (what, CANCELLED_WITHIN));
         let untrue: BTreeMap<String, Duration> = unshown.chain(unwanted).collect();
         watch.untrue_since.retain(|what, _| untrue.contains_key(what));
@@ -103,26 +103,30 @@ impl FaultyCluster {
         }
     }
 
-    /// Reservations with victims that the leader knows, and that their pods do not show.
-    fn unshown_reservations(&self, pods: &[Arc<Value>]) -> impl Iterator<Item = String> + use<> {
-        let shown: BTreeMap<&str, Value> = pods
+    /// Reservations with victims that the leader knows, and that their pods do not show. Of a pod that is gone it may not know yet.
+    fn unshown_reservations(&self, pods: &[Arc<Value>]) -> Vec<String> {
+        let there: BTreeMap<&str, Option<Value>> = pods
             .iter()
-            .filter_map(|pod| Some((pod["metadata"]["uid"].as_str()?, reservation(pod)?)))
+            .filter_map(|pod| Some((pod["metadata"]["uid"].as_str()?, reservation(pod))))
             .collect();
         let acting = self.acting().and_then(|acting| self.replicas[acting].as_ref());
         let known = acting.map(|replica| replica.service.cluster().reservation_status()).unwrap_or_default();
-        let is_shown = |known: &ReservationStatus| {
+        let lacks = |known: &&ReservationStatus| {
             let Reservation { node, devices, victims, .. } = &known.reservation;
             let expected = json!({ "node": node, "devices": devices, "victims": victims });
-            shown.get(known.uid.as_str()).is_some_and(|shown| {
-                ["node", "devices", "victims"].iter().all(|field| shown[*field] == expected[*field])
-            })
+            let is_it =
+                |shown: &Value| ["node", "devices", "victims"].iter().all(|it| shown[*it] == expected[*it]);
+            there.get(known.uid.as_str()).is_some_and(|shown| !shown.as_ref().is_some_and(is_it))
         };
-        let unshown = known
-            .iter()
-            .filter(|known| !known.reservation.victims.is_empty() && !is_shown(known))
-            .map(|known| format!("{} does not show its reservation", known.key.name));
-        unshown.collect::<Vec<_>>().into_iter()
+        let unshown = known.iter().filter(|known| !known.reservation.victims.is_empty()).filter(lacks);
+        let words = |known: &ReservationStatus| {
+            let victims = known.reservation.victims.len();
+            format!(
+                "{} does not show its reservation on {} of {victims}",
+                known.key.name, known.reservation.node
+            )
+        };
+        unshown.map(words).collect()
     }
 
     /// Whether a node has GPUs for the pod: free of other pods' grants and reservations, and of memory of ended pods.
@@ -245,7 +249,9 @@ fn unwanted_evictions(pods: &[Arc<Value>]) -> impl Iterator<Item = String> {
         conditions.any(|one| {
             one["type"] == "stowage.dev/DisruptionTarget"
                 && one["status"] == "True"
-                && matches!(one["reason"].as_str(), Some("Preempted" | "GroupEvicted"))
+                && ["Preempted", "GroupEvicted", "Reclaimed", "Consolidated"]
+                    .map(Some)
+                    .contains(&one["reason"].as_str())
         })
     };
     let staying = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
