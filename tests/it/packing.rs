@@ -2,6 +2,8 @@
 //! published policies reach the published figures.
 
 use crate::needs;
+use serde_json::Value;
+use std::process::Command;
 use stowage::lab::simulate::openb::published;
 use stowage::lab::simulate::openb::published::PUBLISHED;
 use stowage::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
@@ -47,4 +49,19 @@ fn a_published_policy_reaches_its_published_figure() {
             assert!((ours - was).abs() < 0.0051, "{policy:?} at {load} %: {ours} where {was} was published");
         }
     }
+}
+
+/// Scores 0 to 10 and ties at random cost next to nothing against what the core would choose.
+#[test]
+fn stowage_behind_its_verbs_packs_as_well_as_its_core() {
+    let allocated = |flags: &[&str]| -> f64 {
+        let arguments = ["simulate", "packing", "--policy", "stowage", "--seeds", "42..44", "--json"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        let output = command.args(arguments).args(flags).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        printed["results"][0]["at_100"].as_f64().unwrap()
+    };
+    let (core, verbs) = (allocated(&[]), allocated(&["--through-extender"]));
+    assert!(core > 90.0 && (core - verbs).abs() < 1.0, "{core} % and {verbs} %");
 }

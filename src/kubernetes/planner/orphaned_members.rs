@@ -53,16 +53,8 @@ impl Planner {
         let is_being_bound = ledger.pod_state(uid).is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
         if !is_being_bound && !is_orphaned(&ledger, uid) {
-            let failed = broken(&ledger, &remnant.group).is_some_and(|broken| broken.holds_in_vain(uid));
-            if failed {
-                ledger.apply(ReleaseReservation(uid.clone()));
-            }
             drop(ledger);
-            let remnant = self.orphaned_members.remove(uid);
-            if let Some(OrphanedMember { key, .. }) = remnant.filter(|_| failed) {
-                self.end_one(uid.clone(), key, ReservationEnd::WithGroup);
-            }
-            return;
+            return self.let_go(uid);
         }
         if remnant.since + GIVEN_UP_AFTER <= now {
             drop(ledger);
@@ -80,6 +72,19 @@ impl Planner {
         let why = EvictionReason::GroupIncomplete { group: remnant.group.to_string().into() };
         let (key, uid, task) = (remnant.key.clone(), uid.clone(), EvictionTask::OrphanedMember);
         self.writes.add(PlannerWrite::Evict { key, uid, why, task });
+    }
+
+    /// The member is not evicted: it is gone, its group is whole, or its Binding has failed. In that case it gives its reservation
+    /// back, unless its group becomes whole with it.
+    fn let_go(&mut self, uid: &PodUid) {
+        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else { return };
+        let mut ledger = self.service.cluster();
+        if !broken(&ledger, &group).is_some_and(|broken| broken.holds_in_vain(uid)) {
+            return;
+        }
+        ledger.apply(ReleaseReservation(uid.clone()));
+        drop(ledger);
+        self.end_one(uid.clone(), key, ReservationEnd::WithGroup);
     }
 
     /// The eviction of this member.

@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Under which epoch this replica leads, if it does, and the reservations that do not come from it.
+/// Under which epoch this replica leads, if it does, the reservations that do not come from it, and those that it gave up.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
