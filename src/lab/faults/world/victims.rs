@@ -123,12 +123,13 @@ impl FaultyCluster {
             }
             return;
         }
+        let in_group = self.features.has_groups && is_of_group(pod);
         match why.as_str() {
             "Preempted" | "GroupEvicted" if own < 0 => self.check_preempted(pod, &uid),
+            "GroupIncomplete" if in_group => {}
+            "GpuConflict" if self.has_proxy => {}
             // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
-            "none" | "Cancelled" if own < 0 => {}
-            "GroupIncomplete" | "none" if self.features.has_groups && is_of_group(pod) => {}
-            "GpuConflict" | "none" if self.has_proxy => {}
+            "none" | "Cancelled" if own < 0 || in_group || self.has_proxy => {}
             _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
         }
     }
