@@ -2,7 +2,7 @@
 //!
 //! Nothing is cached here, and nothing about reports is known: the caller decides how often to ask.
 
-use super::port::{AgentAuthority, AgentIdentity, AuthError};
+use super::port::{AgentAuthority, AgentIdentity, AgentNode, AuthError};
 use super::request::within;
 use crate::ids::NodeName;
 use crate::units::Millis;
@@ -14,8 +14,9 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// The API server's extra field for the node of the pod that a token was issued for; Kubernetes 1.30 and newer.
+/// The API server's extra fields for the node of the pod that a token was issued for; Kubernetes 1.30 and newer.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
+const NODE_UID_CLAIM: &str = "authentication.kubernetes.io/node-uid";
 /// Agents retry every second, so a review that takes longer is given up.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
@@ -74,7 +75,7 @@ pub(super) fn unavailable(why: impl std::fmt::Display) -> AuthError {
     AuthError::Unavailable(why.to_string())
 }
 
-fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<NodeName, AuthError> {
+fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<AgentNode, AuthError> {
     if status.authenticated != Some(true) {
         let why = status.error.filter(|error| !error.is_empty());
         return Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())));
@@ -90,10 +91,12 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<NodeName
         return Err(AuthError::WrongAccount { expected: account.user.clone(), actual });
     }
     let mut extra = extra.unwrap_or_default();
-    match extra.remove(NODE_CLAIM).as_deref() {
-        Some([node]) => NodeName::parse(node).map_err(|_| AuthError::NoNode),
-        _ => Err(AuthError::NoNode),
-    }
+    let Some([name]) = extra.remove(NODE_CLAIM).and_then(|names| <[String; 1]>::try_from(names).ok()) else {
+        return Err(AuthError::NoNode);
+    };
+    let name = NodeName::parse(&name).map_err(|_| AuthError::NoNode)?;
+    let uid = extra.remove(NODE_UID_CLAIM).and_then(|uids| uids.into_iter().next());
+    Ok(AgentNode { name, uid: uid.map(Into::into) })
 }
 
 /// How wrong this machine's clock may be before it rejects valid tokens.
@@ -187,7 +190,15 @@ mod tests {
 
     #[test]
     fn an_agents_token_names_its_node() {
-        assert_eq!(node_of(status(|_| {}), &account()).unwrap().as_str(), "node-a");
+        let node = |edit: &dyn Fn(&mut serde_json::Value)| {
+            let AgentNode { name, uid } = node_of(status(edit), &account()).unwrap();
+            (name.to_string(), uid.as_deref().map(str::to_owned))
+        };
+        assert_eq!(node(&|_| {}), ("node-a".into(), None), "the Node was gone when the token was issued");
+        let with_uid = |status: &mut serde_json::Value| {
+            status["user"]["extra"][NODE_UID_CLAIM] = json!(["uid-a"]);
+        };
+        assert_eq!(node(&with_uid), ("node-a".into(), Some("uid-a".into())));
     }
 
     #[test]

@@ -8,8 +8,7 @@ use crate::extender::page_auth::{bearer, refusal};
 use crate::extender::request::BadRequest;
 use crate::extender::token_reviews;
 use crate::extender::token_reviews::{Rate, ReviewBounds, Reviews};
-use crate::ids::NodeName;
-use crate::kubernetes::port::{AgentAuthority, AuthError};
+use crate::kubernetes::port::{AgentAuthority, AgentNode, AuthError};
 use crate::service::Service;
 use crate::units::Millis;
 use axum::http::HeaderMap;
@@ -45,7 +44,7 @@ pub enum AgentAuth {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
     Anyone,
-    AgentOn(NodeName),
+    AgentOn(AgentNode),
 }
 
 impl AgentAuth {
@@ -66,12 +65,12 @@ fn no_token() -> BadRequest {
     }
 }
 
-pub(super) type AgentReviewResult = Result<NodeName, AuthError>;
+pub(super) type AgentReviewResult = Result<AgentNode, AuthError>;
 
 /// Tokens, and their review results.
 pub struct TokenGuard {
     authority: Arc<dyn AgentAuthority>,
-    pub(super) reviews: Arc<Reviews<NodeName>>,
+    pub(super) reviews: Arc<Reviews<AgentNode>>,
 }
 
 impl TokenGuard {

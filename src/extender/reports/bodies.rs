@@ -61,7 +61,7 @@ impl Bodies {
     fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
         let Sender::AgentOn(node) = sender else { return Ok(Turn(None)) };
         let mut by_agent = self.by_agent.lock();
-        let under_way = by_agent.entry(node.clone()).or_default();
+        let under_way = by_agent.entry(node.name.clone()).or_default();
         if *under_way >= PER_AGENT {
             return Err(BadRequest::Crowded {
                 code: "reports-at-once",
@@ -69,7 +69,7 @@ impl Bodies {
             });
         }
         *under_way += 1;
-        Ok(Turn(Some((self.clone(), node.clone()))))
+        Ok(Turn(Some((self.clone(), node.name.clone()))))
     }
 }
 
@@ -95,6 +95,7 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::port::AgentNode;
     use axum::body::Body;
 
     fn code<T>(outcome: Result<T, BadRequest>) -> &'static str {
@@ -104,7 +105,8 @@ mod tests {
     #[tokio::test]
     async fn an_agent_has_two_bodies_under_way_at_the_most() {
         let bodies = Arc::<Bodies>::default();
-        let agent = |node: &str| Sender::AgentOn(NodeName::parse(node).unwrap());
+        let agent =
+            |node: &str| Sender::AgentOn(AgentNode { name: NodeName::parse(node).unwrap(), uid: None });
         let first = bodies.room(&agent("a"), 100).await.unwrap();
         let _second = bodies.room(&agent("a"), 100).await.unwrap();
         assert_eq!(code(bodies.room(&agent("a"), 100).await), "reports-at-once");

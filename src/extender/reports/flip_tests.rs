@@ -3,6 +3,7 @@
 use super::*;
 use crate::extender::request::RequestLimits;
 use crate::kubernetes::objects;
+use crate::kubernetes::port::AgentNode;
 use crate::kubernetes::testing::Recorder;
 use crate::scheduling::ledger::PODS_LOOKED_AT;
 use crate::scheduling::policy::Policy;
@@ -128,6 +129,30 @@ fn take_after(extender: &Extender, seconds: u64, text: &str) -> Result<ReportsRe
 /// A report of another boot, with other GPUs.
 fn of_new(sequence: u64) -> String {
     report(sequence, 2).replace("boot\"", "boot-2\"").replace("GPU-", "GPU-NEW-")
+}
+
+/// A report of this Node's agent, by its token.
+fn take_by_agent(
+    extender: &Extender,
+    node: &str,
+    seconds: u64,
+    text: &str,
+) -> Result<ReportsResult, BadRequest> {
+    let sender = Sender::AgentOn(AgentNode { name: name(0), uid: Some(node.into()) });
+    reports(extender, &sender, extender.service.now() + Millis::seconds(seconds), text.as_bytes())
+}
+
+/// A replica that has just started knows no agent of the machine before.
+#[test]
+fn b11_a_late_first_report_of_the_old_machine_is_not_taken_for_the_new_ones() {
+    let extender = crowded();
+    show(&extender, "second");
+    let late = take_by_agent(&extender, "first", 0, &report(1, 2));
+    assert!(late.is_err(), "{late:?}");
+    assert!(take_by_agent(&extender, "second", 1, &of_new(1)).is_ok());
+    assert!(take_by_agent(&extender, "first", 2, &report(2, 2)).is_err());
+    let devices = extender.service.cluster().node(&name(0)).unwrap().devices.clone();
+    assert!(devices.iter().all(|device| device.uuid.as_str().starts_with("GPU-NEW-")), "{devices:?}");
 }
 
 /// The agent of a new machine may be faster than the watch that shows the new Node.

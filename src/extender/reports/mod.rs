@@ -160,9 +160,9 @@ fn take(
     text: &str,
 ) -> Result<(), ReportError> {
     if let Sender::AgentOn(node) = sender
-        && *node != report.node
+        && node.name != report.node
     {
-        return Err(ReportError::WrongNode { node: report.node, actual: node.clone() });
+        return Err(ReportError::WrongNode { node: report.node, actual: node.name.clone() });
     }
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {

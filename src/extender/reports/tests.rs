@@ -5,7 +5,7 @@ use super::validate::check;
 use super::*;
 use crate::extender::token_reviews::{BAD_FOR, GOOD_FOR};
 use crate::ids::GpuUuid;
-use crate::kubernetes::port::{AgentAuthority, AgentIdentity, AuthError};
+use crate::kubernetes::port::{AgentAuthority, AgentIdentity, AgentNode, AuthError};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use crate::units::Millis;
@@ -29,7 +29,7 @@ impl AgentAuthority for TokenRecorder {
         self.tokens.lock().push(token.into());
         async move {
             self.permits.acquire().await.unwrap().forget();
-            let node = NodeName::parse("node-a").unwrap();
+            let node = AgentNode { name: NodeName::parse("node-a").unwrap(), uid: None };
             match token.split('-').next().unwrap() {
                 "good" => Ok(AgentIdentity { node, remaining: None }),
                 "ending" => Ok(AgentIdentity { node, remaining: Some(Millis(0)) }),

@@ -261,10 +261,17 @@ pub trait AgentAuthority: Send + Sync + 'static {
 /// An agent, as its token identifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentIdentity {
-    /// The node of the pod that the token was issued for: the only one it may report for.
-    pub node: NodeName,
+    pub node: AgentNode,
     /// How much longer the token is valid; `None` if it does not say.
     pub remaining: Option<Millis>,
+}
+
+/// The node of the pod that an agent's token was issued for: the only one that the agent may report for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentNode {
+    pub name: NodeName,
+    /// The UID of the Node object that had the name when the token was issued; `None` if none had it.
+    pub uid: Option<Arc<str>>,
 }
 
 /// A page of the operators' address.
