@@ -6,16 +6,18 @@
 //! A report is stored as the text that was received. Few are ever read again, and freeing five thousand a second with their
 //! hundreds of parts would cost more than parsing the few.
 
-use super::origin::ReportOrigin;
+use super::origin::MAX_LATE;
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
 use crate::report::{EngineReport, NodeReport, ReportFinding, ReportedEngines};
 use crate::scheduling::autoscaling::EngineSample;
+use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::telemetry::models::EngineFigures;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new.
@@ -28,6 +30,8 @@ const MAX_TEXT: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Board {
     places: DashMap<NodeName, BoardEntry>,
+    /// Nodes with reports of an unknown machine: the Node object's UID, and when the first of them came under it.
+    unknown_since: DashMap<NodeName, (Arc<str>, Moment)>,
     /// With this many entries the board checks which nodes are gone: twice as many as were found to exist, so that each new
     /// node pays a constant share of the check.
     tidy_at: AtomicUsize,
@@ -46,16 +50,16 @@ pub struct Latest {
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
-    /// Where the same boot of the agent was when its latest report counted; `None` for the first report of a boot. What is noted
-    /// there stays although the report is rejected.
-    pub origin: Option<&'a mut ReportOrigin>,
+    /// What had the name when a report of the same boot of the agent counted last.
+    pub machine: Option<&'a NodeIdentity>,
 }
 
 /// The stored part of a report.
 #[derive(Debug, Default)]
 struct BoardEntry {
     boot_id: String,
-    origin: ReportOrigin,
+    /// What had the name when the report counted.
+    machine: Option<NodeIdentity>,
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
@@ -69,38 +73,48 @@ struct BoardEntry {
 
 impl Default for Board {
     fn default() -> Self {
-        Self { places: DashMap::new(), tidy_at: AtomicUsize::new(FEW) }
+        Self { places: DashMap::new(), unknown_since: DashMap::new(), tidy_at: AtomicUsize::new(FEW) }
     }
 }
 
 impl Board {
     /// Stores the report as its node's latest, unless there is a later one or `apply` rejects it. `text` is what it was parsed
-    /// from. `apply` also gets the entry before it and returns where the report is from; for one node it is called for one report
+    /// from. `apply` also gets the entry before it and returns what has the node's name; for one node it is called for one report
     /// at a time, in their order.
     pub fn take(
         &self,
         report: &NodeReport,
         text: &str,
         received: Moment,
-        apply: impl FnOnce(PreviousReport<'_>) -> Result<ReportOrigin, ReportError>,
+        apply: impl FnOnce(PreviousReport<'_>) -> Result<Option<NodeIdentity>, ReportError>,
     ) -> Result<(), ReportError> {
         match self.places.entry(report.node.clone()) {
             Entry::Vacant(place) => {
-                let origin = apply(PreviousReport::default())?;
+                let machine = apply(PreviousReport::default())?;
                 let boot_id = report.boot_id.clone();
                 place
-                    .insert(BoardEntry { boot_id, origin, ..BoardEntry::default() })
+                    .insert(BoardEntry { boot_id, machine, ..BoardEntry::default() })
                     .advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.check_order(report)?;
-                let origin = (place.boot_id == report.boot_id).then_some(&mut place.origin);
-                place.origin = apply(PreviousReport { findings: &place.findings, origin })?;
+                let machine = place.machine.as_ref().filter(|_| place.boot_id == report.boot_id);
+                place.machine = apply(PreviousReport { findings: &place.findings, machine })?;
                 place.advance(report, text, received);
             }
         }
         Ok(())
+    }
+
+    /// Whether a report of an unknown machine comes so late that the machine must be the one that has the node's name.
+    pub fn outlasts_earlier_machines(&self, node: &NodeName, now: &NodeIdentity, received: Moment) -> bool {
+        let mut unknown =
+            self.unknown_since.entry(node.clone()).or_insert_with(|| (now.uid.clone(), received));
+        if unknown.0 != now.uid {
+            *unknown = (now.uid.clone(), received);
+        }
+        received >= unknown.1 + MAX_LATE
     }
 
     pub fn latest(&self, node: &NodeName) -> Option<Latest> {
@@ -159,7 +173,10 @@ impl Board {
 
     /// Removes nodes that do not exist any more.
     pub fn forget(&self, gone: &[NodeName]) {
-        gone.iter().for_each(|name| drop(self.places.remove(name)));
+        for name in gone {
+            self.places.remove(name);
+            self.unknown_since.remove(name);
+        }
         self.tidy_at.store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
     }
 }
@@ -231,9 +248,7 @@ mod tests {
 
     fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
         let text = text(node, boot, sequence);
-        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| {
-            Ok(ReportOrigin::default())
-        })
+        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(None))
     }
 
     fn take(board: &Board, boot: &str, sequence: u64) -> Result<(), ReportError> {
@@ -288,7 +303,7 @@ mod tests {
         let filler = "x".repeat(MAX_TEXT);
         let text = text("a", "boot", 1).replacen('{', &format!(r#"{{"unknown":"{filler}","#), 1);
         let report: NodeReport = serde_json::from_str(&text).unwrap();
-        board.take(&report, &text, Moment(1), |_| Ok(ReportOrigin::default())).unwrap();
+        board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
         assert_eq!(board.latest(&report.node).unwrap().report, report);
         assert!(board.places.get(&report.node).unwrap().text.len() < 200);
     }

@@ -157,81 +157,85 @@ fn b11_a_late_first_report_of_the_old_machine_is_not_taken_for_the_new_ones() {
 
 /// The agent of a new machine may be faster than the watch that shows the new Node.
 #[test]
-fn an_agent_that_was_ahead_of_the_watch_of_nodes_counts_once_its_node_shows() {
+fn an_agent_that_is_ahead_of_the_watch_of_nodes_counts_as_soon_as_its_node_shows() {
     let extender = crowded();
-    let shows = |node| show(&extender, node);
-    shows("first");
-    assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
-    assert_eq!(take_report(&extender, &of_new(1)).accepted, 1);
-    assert_eq!(take_report(&extender, &of_new(2)).accepted, 1);
-    shows("second");
-    assert_eq!(take_report(&extender, &of_new(3)).accepted, 1, "it never was on the first machine");
-    shows("third");
-    let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_new(4).as_bytes());
-    assert!(late.is_err(), "and it is not on the third");
+    show(&extender, "first");
+    assert!(take_by_agent(&extender, "first", 0, &report(1, 2)).is_ok());
+    assert!(take_by_agent(&extender, "second", 1, &of_new(1)).is_err(), "it is not on the first machine");
+    show(&extender, "second");
+    assert!(take_by_agent(&extender, "second", 2, &of_new(2)).is_ok());
 }
 
-/// What a node that was replaced keeps of the machine before it, for the pods that were there, says nothing of the present one.
+/// A token may name the Node before, and some machines say nothing of themselves.
 #[test]
-fn b11_an_agent_that_finds_lost_gpus_only_is_not_ahead_of_the_watch_of_nodes() {
+fn an_agent_whose_node_registered_again_counts_at_once_or_when_no_late_report_can_come() {
+    for (machine, counts_at_once) in [(Some("machine"), true), (None, false)] {
+        let extender = crowded();
+        let show = |uid| {
+            let identity = Some(identity(uid, machine));
+            let observed = NodeObserved { identity, ..NodeObserved::new(name(0), NodeKind::Stowage) };
+            extender.service.cluster().apply(observed);
+        };
+        show("first");
+        assert!(take_by_agent(&extender, "first", 0, &report(1, 2)).is_ok());
+        show("second");
+        assert_eq!(
+            take_by_agent(&extender, "first", 1, &report(2, 2)).is_ok(),
+            counts_at_once,
+            "{machine:?}"
+        );
+        assert_eq!(
+            take_by_agent(&extender, "first", 30, &report(3, 2)).is_ok(),
+            counts_at_once,
+            "{machine:?}"
+        );
+        assert!(take_by_agent(&extender, "first", 31, &report(4, 2)).is_ok(), "{machine:?}");
+        assert!(take_by_agent(&extender, "first", 32, &report(5, 2)).is_ok(), "{machine:?}");
+    }
+}
+
+/// This replica does not know what machine the Node before was on.
+#[test]
+fn a_boot_that_was_never_seen_counts_under_a_later_node_when_no_late_report_can_come() {
     let extender = crowded();
-    let shows = |node| show(&extender, node);
-    shows("first");
-    assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
-    shows("second");
-    assert_eq!(take_report(&extender, &of_new(1)).accepted, 1);
-    shows("third");
-    let late = reports(&extender, &Sender::Anyone, extender.service.now(), of_new(2).as_bytes());
-    assert!(late.is_err(), "it is of the second machine");
+    show(&extender, "second");
+    assert!(take_by_agent(&extender, "first", 0, &report(1, 2)).is_err());
+    assert!(take_by_agent(&extender, "first", 29, &report(2, 2)).is_err());
+    show(&extender, "third");
+    assert!(take_by_agent(&extender, "first", 30, &report(3, 2)).is_err(), "the time begins again");
+    assert!(take_by_agent(&extender, "first", 60, &report(4, 2)).is_ok());
+}
+
+#[test]
+fn b11_an_agent_whose_machine_is_known_to_be_another_never_counts() {
+    let extender = crowded();
+    show(&extender, "first");
+    assert!(take_by_agent(&extender, "first", 0, &report(1, 2)).is_ok());
+    show(&extender, "second");
+    for (sequence, seconds) in [(2, 1), (3, 100), (4, 1000)] {
+        assert!(take_by_agent(&extender, "first", seconds, &report(sequence, 2)).is_err());
+    }
     let devices = extender.service.cluster().node(&name(0)).unwrap().devices.clone();
     assert!(devices.iter().all(|device| device.health == Health::Lost), "{devices:?}");
 }
 
-/// A reboot may change the names of all GPUs, and is not another machine.
+/// Without tokens, whose reports they are shows only in whether more come.
 #[test]
-fn b11_an_agent_is_not_ahead_of_the_watch_of_nodes_for_ever() {
-    let extender = crowded();
-    let shows = |node| show(&extender, node);
-    let received = |minutes: u64, text: &str| take_after(&extender, 60 * minutes, text);
-    shows("first");
-    assert!(received(0, &report(1, 2)).is_ok());
-    assert!(received(1, &of_new(1)).is_ok());
-    assert!(received(2, &of_new(2)).is_ok());
-    assert!(received(10, &of_new(3)).is_ok(), "its node is there");
-    shows("second");
-    assert!(received(11, &of_new(4)).is_err(), "it was on the first machine for minutes");
-}
-
-/// The machine that its replica knows had no agent: whose first report this is shows only in whether more come.
-#[test]
-fn an_agent_that_was_ahead_on_an_unreported_machine_counts_once_no_late_report_can_come() {
+fn a_client_without_a_token_counts_on_the_next_machine_once_no_late_report_can_come() {
     let missing = json!([{ "part": "gpus", "reason": "no driver yet" }]);
     let without_gpus =
         json!({ "node": "node-0", "bootId": "boot", "sequence": 1, "gpus": null, "missing": missing });
     for first in [report(1, 2), without_gpus.to_string()] {
         let extender = crowded();
-        let shows = |node| show(&extender, node);
         let received = |seconds: u64, text: &str| take_after(&extender, seconds, text);
-        shows("first");
+        show(&extender, "first");
         assert!(received(0, &first).is_ok());
-        shows("second");
+        show(&extender, "second");
         assert!(received(60, &report(2, 2)).is_err(), "it may be a late report of the first machine");
         assert!(received(70, &report(3, 2)).is_err());
-        assert!(received(91, &report(4, 2)).is_ok(), "the first machine's agent does not report for so long");
-        assert!(received(92, &report(5, 2)).is_ok());
-        shows("third");
-        assert!(received(93, &report(6, 2)).is_err());
-        assert!(received(193, &report(7, 2)).is_err(), "it was on the second");
+        assert!(received(90, &report(4, 2)).is_ok(), "the first machine's agent does not report for so long");
+        assert!(received(91, &report(5, 2)).is_ok());
+        show(&extender, "third");
+        assert!(received(92, &report(6, 2)).is_err());
     }
-}
-
-#[test]
-fn b11_an_agent_that_was_on_an_unreported_machine_for_minutes_does_not_count_on_the_next_one() {
-    let extender = crowded();
-    show(&extender, "first");
-    assert!(take_after(&extender, 0, &report(1, 2)).is_ok());
-    assert!(take_after(&extender, 119, &report(2, 2)).is_ok());
-    show(&extender, "second");
-    assert!(take_after(&extender, 121, &report(3, 2)).is_err());
-    assert!(take_after(&extender, 221, &report(4, 2)).is_err());
 }

@@ -32,6 +32,7 @@ use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::units::Moment;
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
@@ -159,50 +160,51 @@ fn take(
     report: NodeReport,
     text: &str,
 ) -> Result<(), ReportError> {
-    if let Sender::AgentOn(node) = sender
-        && node.name != report.node
-    {
-        return Err(ReportError::WrongNode { node: report.node, actual: node.name.clone() });
+    let mut token = None;
+    if let Sender::AgentOn(node) = sender {
+        if node.name != report.node {
+            return Err(ReportError::WrongNode { node: report.node, actual: node.name.clone() });
+        }
+        token = node.uid.as_deref();
     }
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {
-        let origin = apply(extender, &report, received, before.origin)?;
+        let machine = apply(extender, &report, token, received, before.machine)?;
         pod_warnings::of_report(extender, before.findings, &report);
-        Ok(origin)
+        Ok(machine)
     })
 }
 
 /// Applies a report that counts: it is complete, it is from its own node, and no later one of that node is known. If it is
-/// rejected here it changes nothing. `known` is where the same agent boot was seen before; returns where it is now.
+/// rejected here it changes nothing. `token` and `known` are as in [`ReportOrigin::of`]; returns what has the node's name.
 fn apply(
     extender: &Extender,
     report: &NodeReport,
+    token: Option<&str>,
     received: Moment,
-    known: Option<&mut ReportOrigin>,
-) -> Result<ReportOrigin, ReportError> {
+    known: Option<&NodeIdentity>,
+) -> Result<Option<NodeIdentity>, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
     let fresh = extender.service.cluster().policy().telemetry.fresh;
     let reading = report.reading(received, fresh);
-    let (before, origin, woken) = {
+    let (before, machine, woken) = {
         let mut ledger = extender.service.cluster();
         if !ledger.has_node(node) {
             return Err(unknown());
         }
         let machine = ledger.node_identity(node).cloned();
-        let devices = validate::devices(report);
-        let before = devices_of(&ledger, node);
-        let origin = match known {
-            Some(known) => {
-                known.of_next(machine, received).ok_or_else(|| ReportError::ReplacedNode(node.clone()))?
-            }
-            None => {
-                let known = before.as_deref().unwrap_or_default();
-                ReportOrigin::of_first(machine, known, devices.as_deref(), received)
-            }
+        let is_of = |now| match ReportOrigin::of(token, known, now) {
+            ReportOrigin::Present => true,
+            ReportOrigin::Earlier => false,
+            ReportOrigin::Unknown => extender.board.outlasts_earlier_machines(node, now, received),
         };
+        if machine.as_ref().is_some_and(|now| !is_of(now)) {
+            return Err(ReportError::ReplacedNode(node.clone()));
+        }
         // A report without GPUs keeps the known ones.
-        let Some(devices) = devices else { return Ok(origin) };
+        let Some(devices) = validate::devices(report) else { return Ok(machine) };
+        let before = devices_of(&ledger, node);
         let are_all = validate::lists_all_gpus(report);
         let devices = match &before {
             Some(known) if **known == *devices => known.clone(),
@@ -226,13 +228,13 @@ fn apply(
 
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
-        (before.filter(is_other), origin, woken.unwrap_or_default())
+        (before.filter(is_other), machine, woken.unwrap_or_default())
     };
     pod_warnings::of_wakes(extender, node, woken);
     if let Some(before) = before {
         pod_warnings::of_losses(extender, &before, report);
     }
-    Ok(origin)
+    Ok(machine)
 }
 
 /// The same list as long as nothing in it has changed.

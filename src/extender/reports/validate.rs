@@ -25,8 +25,8 @@ pub enum ReportError {
     #[error("the report is of an earlier boot of the agent")]
     EarlierBoot,
     #[error(
-        "the Node {0} was created again since this agent's first report, and does not show that it is the same machine; \
-         restart the agent if it is"
+        "the Node {0} was created again, and nothing shows that this agent is on its machine; if it is, its reports count \
+         in 30 s at the latest"
     )]
     ReplacedNode(NodeName),
     #[error(

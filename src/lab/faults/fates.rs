@@ -56,7 +56,7 @@ impl Fates {
             Operation::PodStatus => self.of_write(dice, if self.has_proxy { 30 } else { 0 }),
             Operation::Eviction | Operation::Pod => self.of_write(dice, 0),
             Operation::Lease => of_lease(dice),
-            Operation::GetLease => (None, soon(dice)),
+            Operation::GetLease | Operation::TokenReview => (None, soon(dice)),
             Operation::GetPod => of_read(dice),
             Operation::ListPods | Operation::ListNodes | Operation::ListBudgets => of_list(dice),
             Operation::NodeStatus => of_node_status(dice),

@@ -44,7 +44,7 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use store::{ObjectKey, Store};
-use tokens::Tokens;
+use tokens::{TokenNode, Tokens};
 use tokio::sync::watch as channel;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use write::ObjectPart;
@@ -235,7 +235,13 @@ impl ApiServer {
 
     /// A token of a service account (`namespace/name`), made for a pod on `node` and for one audience.
     pub fn issue_token(&self, account: &str, node: Option<&str>, audience: &str) -> String {
-        self.shared.tokens.issue(account, node, audience)
+        let of_node = |name: &str| {
+            let uid = self
+                .get(&format!("nodes/{name}"))
+                .and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
+            TokenNode { name: name.to_owned(), uid }
+        };
+        self.shared.tokens.issue(account, node.map(of_node), audience)
     }
 
     /// Lets a service account (`namespace/name`) `get` something: a path such as `/metrics`, or the pods of a namespace.

@@ -20,14 +20,14 @@ pub const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
 const EXPIRES: u64 = 4_000_000_000;
 
 /// As Kubernetes makes them, but for a signature that is none.
-fn json_web_token(number: usize, user: &str, node: Option<&str>, audience: &str) -> String {
+fn json_web_token(number: usize, user: &str, node: Option<&TokenNode>, audience: &str) -> String {
     let head = json!({ "alg": "RS256", "kid": "stand-in" });
     let mut claims = json!({
         "aud": [audience], "exp": EXPIRES, "iss": OWN_AUDIENCE, "jti": number.to_string(),
         "sub": user, "kubernetes.io": {},
     });
-    if let Some(node) = node {
-        claims["kubernetes.io"]["node"] = json!({ "name": node });
+    if let Some(TokenNode { name, uid }) = node {
+        claims["kubernetes.io"]["node"] = json!({ "name": name, "uid": uid });
     }
     format!("{}.{}.{}", part(&head), part(&claims), part(&json!(number)))
 }
@@ -43,21 +43,29 @@ fn part(value: &Value) -> String {
     text.replace('+', "-").replace('/', "_").trim_end_matches('=').to_owned()
 }
 
+/// The node of a pod that a token is issued for.
+#[derive(Debug)]
+pub struct TokenNode {
+    pub name: String,
+    /// `None` if there is no such Node now.
+    pub uid: Option<String>,
+}
+
 #[derive(Debug)]
 struct Issued {
     /// `system:serviceaccount:namespace:name`.
     user: String,
-    node: Option<String>,
+    node: Option<TokenNode>,
     audience: String,
     good: bool,
 }
 
 impl Tokens {
-    pub fn issue(&self, account: &str, node: Option<&str>, audience: &str) -> String {
+    pub fn issue(&self, account: &str, node: Option<TokenNode>, audience: &str) -> String {
         let mut tokens = self.issued.lock();
         let user = user_of(account);
-        let token = json_web_token(tokens.len() + 1, &user, node, audience);
-        let issued = Issued { user, node: node.map(str::to_owned), audience: audience.into(), good: true };
+        let token = json_web_token(tokens.len() + 1, &user, node.as_ref(), audience);
+        let issued = Issued { user, node, audience: audience.into(), good: true };
         tokens.insert(token.clone(), issued);
         token
     }
@@ -110,8 +118,11 @@ impl Tokens {
             }),
             Some(issued) => {
                 let mut extra = json!({});
-                if let Some(node) = &issued.node {
-                    extra["authentication.kubernetes.io/node-name"] = json!([node]);
+                if let Some(TokenNode { name, uid }) = &issued.node {
+                    extra["authentication.kubernetes.io/node-name"] = json!([name]);
+                    if let Some(uid) = uid {
+                        extra["authentication.kubernetes.io/node-uid"] = json!([uid]);
+                    }
                 }
                 let user =
                     json!({ "username": issued.user, "groups": ["system:serviceaccounts"], "extra": extra });

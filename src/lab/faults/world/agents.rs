@@ -6,6 +6,8 @@ use axum::body::Body;
 use http::{Request, header};
 use tower::ServiceExt;
 
+/// The audience of agents' tokens.
+pub const AUDIENCE: &str = "stowage.dev/reports";
 /// How often an agent reports.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -13,6 +15,8 @@ const EVERY: Duration = Duration::from_secs(1);
 pub struct NodeAgent {
     node: usize,
     dice: Random,
+    /// Its pod's token, which names the Node object that there was when its first report was due.
+    token: Option<String>,
     boots: u64,
     sequence: u64,
     reports_at: Duration,
@@ -30,6 +34,7 @@ impl NodeAgent {
         Self {
             node,
             dice: Random::seeded(seed, 1000 * purpose::AGENTS + node as u64),
+            token: None,
             boots: 1,
             sequence: 0,
             reports_at: Duration::ZERO,
@@ -147,6 +152,9 @@ impl FaultyCluster {
         }
         for agent in self.agents.iter_mut().filter(|agent| self.node_returns[agent.node].is_none()) {
             let Some(report) = agent.report(&self.machines) else { continue };
+            let issue =
+                || self.api.issue_token("kube-system/stowage-agent", Some(&node_name(agent.node)), AUDIENCE);
+            let token = agent.token.get_or_insert_with(issue).clone();
             let is_late = agent.has(FaultKind::LateAgent);
             for replica in self.replicas.iter().flatten() {
                 let late = if is_late {
@@ -157,6 +165,7 @@ impl FaultyCluster {
                 let (reports, task_notes) = (replica.reports.clone(), self.task_notes.clone());
                 let request = Request::post("/v1/reports")
                     .header(header::CONTENT_TYPE, "application/json")
+                    .header(header::AUTHORIZATION, format!("Bearer {token}"))
                     .body(Body::from(report.to_string()))
                     .expect("a request of fixed parts");
                 tokio::spawn(async move {
@@ -174,6 +183,7 @@ impl NodeAgent {
     /// Another machine starts, and its agent after so long.
     pub fn begin_anew(&mut self, after: Duration) {
         self.recover(FaultKind::DeadAgent);
+        self.token = None;
         self.reports_at = clock::elapsed() + after;
         self.sound_since = self.reports_at;
     }

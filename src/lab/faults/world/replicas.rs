@@ -1,10 +1,12 @@
 //! The replicas' processes: how one starts, and how one ends.
 
+use super::agents::AUDIENCE;
 use super::*;
 use crate::extender::Extender;
+use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::RequestLimits;
 use crate::extender::server::{agents_router, scheduler_router};
-use crate::kubernetes::{self, ClusterOptions, LeadWith, LeaseName};
+use crate::kubernetes::{self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews};
 use crate::scheduling::policy::{ConflictRule, Consolidation, WhenIncomplete};
 use crate::service::WorkPlace;
 use crate::units::Millis;
@@ -44,9 +46,13 @@ impl FaultyCluster {
         };
         let server = self.writes.watching(&client, server);
         let connection = self.api.client_in_process_by(&client, self.times, server);
+        let account = AgentAccount::new(AUDIENCE, "kube-system", "stowage-agent");
+        let authority = Arc::new(TokenReviews::new(connection.clone(), account));
+        let agent_auth = AgentAuth::Token(TokenGuard::new(authority, service.clone()));
         let (control_plane, tasks) =
             kubernetes::start(connection, service.clone(), options, shutdown.clone());
-        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default())
+            .with_agent_auth(agent_auth);
         self.say(format!("{client} starts"));
         let (verbs, reports) = (scheduler_router(extender.clone()), agents_router(extender));
         self.replicas[host] = Some(RunningReplica {
