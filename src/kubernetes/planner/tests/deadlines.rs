@@ -452,6 +452,35 @@ async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier
 }
 
 #[tokio::test]
+async fn a_gate_is_not_lifted_for_an_earlier_reservation_although_the_watch_shows_its_nomination() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("serving", 50, 100));
+    let answer = stall_write(&mut bench).await;
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.show(bound("job", "n", 60, -10));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    bench.show_nominated("serving", "n");
+    answer.send(()).unwrap();
+    let written = bench.settle().await;
+    assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
+}
+
+#[tokio::test]
+async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_failed() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(bound("other", "n", 1, -10));
+    bench.show(gated("serving", 50, 100));
+    let answer = stall_write(&mut bench).await;
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    hold_as_the_verb_does(&bench, "serving", "other");
+    *bench.recorder.deaf.lock() = true;
+    answer.send(()).unwrap();
+    bench.settle().await;
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
+}
+
+#[tokio::test]
 async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_the_pod_shows_it() {
     let mut bench = PlannerFixture::new(&["n", "m"]);
     bench.show(bound("job", "n", 60, -10));
