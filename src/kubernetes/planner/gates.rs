@@ -6,9 +6,10 @@
 
 use super::Planner;
 use super::write::PlannerWrite;
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::ControlPlaneError;
 use crate::scheduling::ledger::{Ledger, SchedulingGate, WaitingPod};
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use tracing::warn;
 
@@ -27,10 +28,12 @@ impl Planner {
     pub(super) fn lift_gate(&mut self, uid: &PodUid, now: Moment) {
         let Some(progress) = self.progress_of.get_mut(uid) else { return };
         let Some(since) = progress.nominated_since else { return };
-        let Some(GatedPod { key, node, is_shown }) = gated_pod(&self.service.cluster(), uid) else { return };
-        if is_shown || since + SHOWS_WITHIN <= now {
+        let Some(GatedPod { key, reservation, is_shown }) = gated_pod(&self.service.cluster(), uid) else {
+            return;
+        };
+        if progress.is_of(&reservation) && (is_shown || since + SHOWS_WITHIN <= now) {
             progress.nominated_since = None;
-            self.writes.add(PlannerWrite::LiftGate { key, uid: uid.clone(), node });
+            self.writes.add(PlannerWrite::LiftGate { key, uid: uid.clone(), node: reservation.node });
         }
     }
 
@@ -57,9 +60,8 @@ impl Planner {
 /// A pod behind the planner's gate that has a reservation.
 struct GatedPod {
     key: PodKey,
-    /// The node of its reservation.
-    node: NodeName,
-    /// The watch has shown its nomination to that node.
+    reservation: Reservation,
+    /// The watch has shown its nomination to the reservation's node.
     is_shown: bool,
 }
 
@@ -70,6 +72,6 @@ fn gated_pod(ledger: &Ledger, uid: &PodUid) -> Option<GatedPod> {
     else {
         return None;
     };
-    let node = reservation.node.clone();
-    Some(GatedPod { key: pod.key.clone(), is_shown: nominated.as_ref() == Some(&node), node })
+    let is_shown = nominated.as_ref() == Some(&reservation.node);
+    Some(GatedPod { key: pod.key.clone(), reservation: reservation.clone(), is_shown })
 }

@@ -199,11 +199,11 @@ impl Planner {
         }
     }
 
-    /// Releases the pod's reservation, if it has one; `because` is what its owner is told.
+    /// Releases the pod's reservation, if it still has the one whose progress is known; `because` is what its owner is told.
     fn give_up(&mut self, uid: &PodUid, because: impl FnOnce(&PodKey) -> String, now: Moment) {
         // A statement of its own, so that the ledger is not locked any more.
-        let reservation_status = self.service.cluster().reservation_of(uid);
-        if let Some(reservation_status) = reservation_status {
+        let Some(reservation_status) = self.service.cluster().reservation_of(uid) else { return };
+        if self.progress_of(uid, &reservation_status.reservation).is_some() {
             self.call_off(&reservation_status, &because(&reservation_status.key), now);
         }
     }

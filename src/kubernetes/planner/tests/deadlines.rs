@@ -472,8 +472,11 @@ async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_fai
     bench.show(bound("other", "n", 1, -10));
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
+    let first = reservation_for(&bench, "serving");
     bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    hold_as_the_verb_does(&bench, "serving", "other");
+    let victims = [uid("job"), uid("other")].into();
+    let reservation = Reservation { victims, ..first };
+    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
     *bench.recorder.deaf.lock() = true;
     answer.send(()).unwrap();
     bench.settle().await;
