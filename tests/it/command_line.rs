@@ -232,6 +232,11 @@ fn a_slip_of_the_finger_says_what_was_meant() {
         (&["policy", "chek", "x"], "'check'"),
         (&["serve", "--listen", "9444"], "HOST:PORT"),
         (&["serve", "--write-deadline", "5"], "5s"),
+        (&["serve", "--cdi-kind", "gpu"], "runtime.nvidia.com/gpu"),
+        (&["serve", "--cdi-kind", "vendor/gpu=0"], "runtime.nvidia.com/gpu"),
+        (&["serve", "--record", "here", "--record-age", "5s"], "from 1m on, such as 1h"),
+        (&["serve", "--record", "here", "--record-size", "7"], "7 is not in 8.."),
+        (&["serve", "--record-age", "2h"], "--record"),
         (&["completion", "bsh"], "bash"),
     ] {
         let said = stowage(slip);

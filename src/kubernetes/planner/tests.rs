@@ -6,6 +6,7 @@ mod fixture;
 mod gangs;
 mod gates;
 mod limits;
+mod loans;
 mod reservations_observed;
 mod runs;
 mod told;
