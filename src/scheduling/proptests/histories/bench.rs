@@ -32,6 +32,8 @@ pub struct LedgerHistory {
     now: Moment,
     /// What Stowage itself allocated: pod → (devices, amount on each, exclusive).
     promised: BTreeMap<PodUid, (Vec<GpuUuid>, u64, bool)>,
+    /// Engines that have not been seen ready, and how long no other may start on their GPUs.
+    starting: BTreeMap<PodUid, Moment>,
     /// Pods on devices of a plugin, and their number of devices.
     on_devices: BTreeMap<PodUid, (u8, u32)>,
     /// By GPU: the unaccounted VRAM of each of its readings, the latest last.
@@ -49,6 +51,7 @@ impl LedgerHistory {
             ledger: Ledger::new(Arc::new(policy)),
             now: Moment(0),
             promised: BTreeMap::new(),
+            starting: BTreeMap::new(),
             on_devices: BTreeMap::new(),
             unaccounted: BTreeMap::new(),
             at_last_learning: Snapshot::default(),
@@ -87,15 +90,13 @@ impl LedgerHistory {
             }
             LedgerStep::Forget(pod) => {
                 if ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
-                    self.promised.remove(&uid(pod));
-                    self.on_devices.remove(&uid(pod));
+                    self.forget(pod);
                 }
-                ledger.forget(&uid(pod));
+                self.ledger.forget(&uid(pod));
             }
             LedgerStep::Release(pod) => {
-                ledger.release(&uid(pod));
-                self.promised.remove(&uid(pod));
-                self.on_devices.remove(&uid(pod));
+                self.ledger.release(&uid(pod));
+                self.forget(pod);
             }
             LedgerStep::Hold(pod, node) => self.reserve(pod, node),
             LedgerStep::BoundByOthers(pod, node) => {
@@ -190,6 +191,7 @@ impl LedgerHistory {
         let entry = self.ledger.pod_state(&uid(pod)).cloned();
         if let Some(PodState { key, demand, phase: PodPhase::Bound(bound), .. }) = entry {
             let (node, devices) = (bound.node, bound.devices);
+            self.starting.remove(&uid(pod));
             let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
             self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: shown });
         }
@@ -218,8 +220,28 @@ impl LedgerHistory {
             let alone = demand.sharing == Sharing::Exclusive;
             // 88 = 100 − the driver's 2 − 10 % headroom.
             let amount = if alone { 88 } else { demand.per_gpu.0 };
+            if self.ledger.policy().class(demand.class).engine {
+                self.check_start(&placement.devices);
+                let closed_until = self.ledger.pod_state(&uid(pod)).unwrap().starting;
+                self.starting.insert(uid(pod), closed_until.expect("it is to start"));
+            }
             self.promised.insert(uid(pod), (placement.devices.to_vec(), amount, alone));
         }
+    }
+
+    /// No two engines start on a GPU at once.
+    fn check_start(&self, devices: &[GpuUuid]) {
+        for (other, _) in self.starting.iter().filter(|(_, closed_until)| **closed_until > self.now) {
+            let beside = devices.iter().find(|gpu| self.promised[other].0.contains(gpu));
+            assert_eq!(beside, None, "{other} starts there");
+        }
+    }
+
+    /// The pod has nothing any more.
+    fn forget(&mut self, pod: u8) {
+        self.promised.remove(&uid(pod));
+        self.starting.remove(&uid(pod));
+        self.on_devices.remove(&uid(pod));
     }
 
     /// Takes in a reading, and computes the unaccounted VRAM from its definition.
@@ -363,14 +385,8 @@ impl LedgerHistory {
         }
     }
 
-    /// No GPU is overallocated, an exclusive GPU has one pod only, and no two of the engines placed on a GPU start at once.
+    /// No GPU is overallocated, and an exclusive GPU has one pod only.
     pub fn check_promises(&self) {
-        let mut starting: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
-        for (uid, (devices, ..)) in &self.promised {
-            let starts = self.ledger.pod_state(uid).is_some_and(|entry| entry.starting.is_some());
-            devices.iter().filter(|_| starts).for_each(|gpu| *starting.entry(gpu).or_default() += 1);
-        }
-        assert!(starting.values().all(|engines| *engines == 1), "two engines start at once: {starting:?}");
         let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
         for (devices, amount, alone) in self.promised.values() {
             devices.iter().for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));
