@@ -33,7 +33,7 @@ const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
 /// The limits of one address.
 #[derive(Debug, Clone, Copy)]
 pub struct ReviewBounds {
-    /// Good answers cached, at some 150 bytes each. Tokens beyond this are reviewed each time.
+    /// Good answers cached, at some 220 bytes each. Tokens beyond this are reviewed each time.
     pub good: usize,
     /// Bad answers cached.
     pub bad: usize,

@@ -91,12 +91,9 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<AgentNod
         return Err(AuthError::WrongAccount { expected: account.user.clone(), actual });
     }
     let mut extra = extra.unwrap_or_default();
-    let Some([name]) = extra.remove(NODE_CLAIM).and_then(|names| <[String; 1]>::try_from(names).ok()) else {
-        return Err(AuthError::NoNode);
-    };
-    let name = NodeName::parse(&name).map_err(|_| AuthError::NoNode)?;
-    let uid = extra.remove(NODE_UID_CLAIM).and_then(|uids| uids.into_iter().next());
-    Ok(AgentNode { name, uid: uid.map(Into::into) })
+    let mut only = |claim| extra.remove(claim).and_then(|values| <[String; 1]>::try_from(values).ok());
+    let name = only(NODE_CLAIM).and_then(|[name]| NodeName::parse(&name).ok()).ok_or(AuthError::NoNode)?;
+    Ok(AgentNode { name, uid: only(NODE_UID_CLAIM).map(|[uid]| uid.into()) })
 }
 
 /// How wrong this machine's clock may be before it rejects valid tokens.

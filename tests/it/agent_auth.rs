@@ -33,7 +33,8 @@ impl GuardedReports {
             api.client("stowage").unwrap()
         };
         let mut cluster = ServedCluster::of(&[]);
-        cluster.nodes.extend(["node-a", "node-b"].map(node));
+        let created = |name| Value::clone(&api.create("nodes", node(name)).unwrap());
+        cluster.nodes.extend(["node-a", "node-b"].map(created));
         cluster.authority = Some(Arc::new(TokenReviews::new(client, account)));
         Self { served: cluster.serve(), api, _runtime: runtime }
     }
@@ -84,6 +85,20 @@ fn an_agent_reports_for_its_own_node_only() {
     assert_eq!((answer.status, &answer.json()["accepted"]), (200, &json!(1)), "{}", answer.text());
     assert_eq!(answer.json()["refused"][0]["code"], "wrong-node");
     assert_eq!((guarded.served.charged("node-a").len(), guarded.served.charged("node-b").len()), (3, 0));
+}
+
+/// The stand-in API server puts the UID of the Node into a token, as Kubernetes does.
+#[test]
+fn an_agent_of_another_node_object_of_the_name_does_not_count_yet() {
+    let guarded = GuardedReports::start();
+    let present = guarded.token("node-a");
+    guarded.api.delete_now("nodes/node-a").unwrap();
+    guarded.api.create("nodes", node("node-a")).unwrap();
+    let coming = guarded.token("node-a");
+    let early = guarded.post(&coming, &report("node-a", "boot-2", 1, 2));
+    assert_eq!(early.status, 422, "{}", early.text());
+    assert_eq!(guarded.served.bad_requests("reports", "replaced-node"), 1);
+    assert_eq!(guarded.post(&present, &report("node-a", "boot", 1, 2)).json(), taken(1));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Kubernetes' tokens have about 1,200 bytes; the longest names add some more.
 const MAX_TOKEN: usize = 2 << 10;
 
-/// Remembers four times the agents of the largest clusters, in ten megabytes. New tokens: all of 5,000 agents within half a
+/// Remembers four times the agents of the largest clusters, in fifteen megabytes. New tokens: all of 5,000 agents within half a
 /// minute of a start, 32 at once so that the API server keeps capacity for others; a node presents one an hour, and a NAT some
 /// more.
 pub(super) const BOUNDS: ReviewBounds = ReviewBounds {

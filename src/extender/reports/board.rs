@@ -6,7 +6,7 @@
 //! A report is stored as the text that was received. Few are ever read again, and freeing five thousand a second with their
 //! hundreds of parts would cost more than parsing the few.
 
-use super::origin::MAX_LATE;
+use super::origin::ReportOrigins;
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
 use crate::report::{EngineReport, NodeReport, ReportFinding, ReportedEngines};
@@ -17,7 +17,6 @@ use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new.
@@ -30,8 +29,7 @@ const MAX_TEXT: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Board {
     places: DashMap<NodeName, BoardEntry>,
-    /// Nodes with reports of an unknown machine: the Node object's UID, and when the first of them came under it.
-    unknown_since: DashMap<NodeName, (Arc<str>, Moment)>,
+    pub origins: ReportOrigins,
     /// With this many entries the board checks which nodes are gone: twice as many as were found to exist, so that each new
     /// node pays a constant share of the check.
     tidy_at: AtomicUsize,
@@ -50,16 +48,16 @@ pub struct Latest {
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
-    /// What had the name when a report of the same boot of the agent counted last.
-    pub machine: Option<&'a NodeIdentity>,
+    /// The Node that had the name when a report of the same boot of the agent counted last.
+    pub counted_under: Option<&'a NodeIdentity>,
 }
 
 /// The stored part of a report.
 #[derive(Debug, Default)]
 struct BoardEntry {
     boot_id: String,
-    /// What had the name when the report counted.
-    machine: Option<NodeIdentity>,
+    /// The Node that had the name then.
+    counted_under: Option<NodeIdentity>,
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
@@ -73,14 +71,14 @@ struct BoardEntry {
 
 impl Default for Board {
     fn default() -> Self {
-        Self { places: DashMap::new(), unknown_since: DashMap::new(), tidy_at: AtomicUsize::new(FEW) }
+        Self { places: DashMap::new(), origins: ReportOrigins::default(), tidy_at: AtomicUsize::new(FEW) }
     }
 }
 
 impl Board {
     /// Stores the report as its node's latest, unless there is a later one or `apply` rejects it. `text` is what it was parsed
-    /// from. `apply` also gets the entry before it and returns what has the node's name; for one node it is called for one report
-    /// at a time, in their order.
+    /// from. `apply` also gets the entry before it and returns the Node that has the name; for one node it is called for one
+    /// report at a time, in their order.
     pub fn take(
         &self,
         report: &NodeReport,
@@ -90,31 +88,22 @@ impl Board {
     ) -> Result<(), ReportError> {
         match self.places.entry(report.node.clone()) {
             Entry::Vacant(place) => {
-                let machine = apply(PreviousReport::default())?;
+                let counted_under = apply(PreviousReport::default())?;
                 let boot_id = report.boot_id.clone();
                 place
-                    .insert(BoardEntry { boot_id, machine, ..BoardEntry::default() })
+                    .insert(BoardEntry { boot_id, counted_under, ..BoardEntry::default() })
                     .advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.check_order(report)?;
-                let machine = place.machine.as_ref().filter(|_| place.boot_id == report.boot_id);
-                place.machine = apply(PreviousReport { findings: &place.findings, machine })?;
+                let counted_under = place.counted_under.as_ref().filter(|_| place.boot_id == report.boot_id);
+                let previous = PreviousReport { findings: &place.findings, counted_under };
+                place.counted_under = apply(previous)?;
                 place.advance(report, text, received);
             }
         }
         Ok(())
-    }
-
-    /// Whether a report of an unknown machine comes so late that the machine must be the one that has the node's name.
-    pub fn outlasts_earlier_machines(&self, node: &NodeName, now: &NodeIdentity, received: Moment) -> bool {
-        let mut unknown =
-            self.unknown_since.entry(node.clone()).or_insert_with(|| (now.uid.clone(), received));
-        if unknown.0 != now.uid {
-            *unknown = (now.uid.clone(), received);
-        }
-        received >= unknown.1 + MAX_LATE
     }
 
     pub fn latest(&self, node: &NodeName) -> Option<Latest> {
@@ -172,11 +161,10 @@ impl Board {
     }
 
     /// Removes nodes that do not exist any more.
-    pub fn forget(&self, gone: &[NodeName]) {
-        for name in gone {
-            self.places.remove(name);
-            self.unknown_since.remove(name);
-        }
+    pub fn tidy(&self, exists: impl Fn(&NodeName) -> bool) {
+        let gone = |names: Vec<NodeName>| names.into_iter().filter(|name| !exists(name));
+        gone(self.names()).for_each(|name| drop(self.places.remove(&name)));
+        gone(self.origins.names()).for_each(|name| self.origins.forget(&name));
         self.tidy_at.store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
     }
 }
@@ -291,7 +279,7 @@ mod tests {
             take_of(&board, name(n).as_str(), "boot", 7).unwrap();
         }
         assert!(board.is_to_be_tidied());
-        board.forget(&[name(3)]);
+        board.tidy(|node| *node != name(3));
         assert!(!board.is_to_be_tidied());
         assert_eq!((board.names().len(), board.latest(&name(3)).is_none()), (FEW - 1, true));
         take_of(&board, "node-3", "boot", 1).unwrap();

@@ -14,6 +14,8 @@ mod bodies;
 #[cfg(test)]
 mod flip_tests;
 mod origin;
+#[cfg(test)]
+mod origin_tests;
 mod pod_warnings;
 #[cfg(test)]
 mod tests;
@@ -22,7 +24,6 @@ pub mod validate;
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
 pub use bodies::{Bodies, announced};
-use origin::ReportOrigin;
 pub use validate::{Flaw, ReportError};
 
 use super::Extender;
@@ -160,50 +161,46 @@ fn take(
     report: NodeReport,
     text: &str,
 ) -> Result<(), ReportError> {
-    let mut token = None;
-    if let Sender::AgentOn(node) = sender {
-        if node.name != report.node {
-            return Err(ReportError::WrongNode { node: report.node, actual: node.name.clone() });
-        }
-        token = node.uid.as_deref();
+    if let Sender::AgentOn(node) = sender
+        && node.name != report.node
+    {
+        return Err(ReportError::WrongNode { node: report.node, actual: node.name.clone() });
     }
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {
-        let machine = apply(extender, &report, token, received, before.machine)?;
+        let counted_under = apply(extender, sender, &report, received, before.counted_under)?;
         pod_warnings::of_report(extender, before.findings, &report);
-        Ok(machine)
+        Ok(counted_under)
     })
 }
 
 /// Applies a report that counts: it is complete, it is from its own node, and no later one of that node is known. If it is
-/// rejected here it changes nothing. `token` and `known` are as in [`ReportOrigin::of`]; returns what has the node's name.
+/// rejected here it changes nothing in the ledger. `counted_under` is the Node that had the name when a report of the same boot
+/// counted last; returns the one that has it now.
 fn apply(
     extender: &Extender,
+    sender: &Sender,
     report: &NodeReport,
-    token: Option<&str>,
     received: Moment,
-    known: Option<&NodeIdentity>,
+    counted_under: Option<&NodeIdentity>,
 ) -> Result<Option<NodeIdentity>, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
     let fresh = extender.service.cluster().policy().telemetry.fresh;
     let reading = report.reading(received, fresh);
-    let (before, machine, woken) = {
+    let (before, present, woken) = {
         let mut ledger = extender.service.cluster();
         if !ledger.has_node(node) {
             return Err(unknown());
         }
-        let machine = ledger.node_identity(node).cloned();
-        let is_of = |now| match ReportOrigin::of(token, known, now) {
-            ReportOrigin::Present => true,
-            ReportOrigin::Earlier => false,
-            ReportOrigin::Unknown => extender.board.outlasts_earlier_machines(node, now, received),
-        };
-        if machine.as_ref().is_some_and(|now| !is_of(now)) {
+        let present = ledger.node_identity(node).cloned();
+        let origins = &extender.board.origins;
+        let is_of = |present| origins.is_present(sender, node, present, counted_under, received);
+        if !present.as_ref().is_none_or(is_of) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
         // A report without GPUs keeps the known ones.
-        let Some(devices) = validate::devices(report) else { return Ok(machine) };
+        let Some(devices) = validate::devices(report) else { return Ok(present) };
         let before = devices_of(&ledger, node);
         let are_all = validate::lists_all_gpus(report);
         let devices = match &before {
@@ -228,13 +225,13 @@ fn apply(
 
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
-        (before.filter(is_other), machine, woken.unwrap_or_default())
+        (before.filter(is_other), present, woken.unwrap_or_default())
     };
     pod_warnings::of_wakes(extender, node, woken);
     if let Some(before) = before {
         pod_warnings::of_losses(extender, &before, report);
     }
-    Ok(machine)
+    Ok(present)
 }
 
 /// The same list as long as nothing in it has changed.
@@ -245,7 +242,5 @@ fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
 /// Removes nodes that are gone from the board, by a copy of the ledger. The ledger is not locked while an entry of the board
 /// is: [`Board::take`] locks them in the other order.
 pub fn tidy(board: &Board, ledger: &Ledger) {
-    let mut gone = board.names();
-    gone.retain(|name| !ledger.has_node(name));
-    board.forget(&gone);
+    board.tidy(|name| ledger.has_node(name));
 }

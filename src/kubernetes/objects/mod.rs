@@ -319,7 +319,9 @@ pub fn plugin_devices(node: &Node) -> PluginDevices {
 pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
     let ids = info.map(|info| [info.system_uuid.as_str(), info.machine_id.as_str()]);
-    let machine = ids.filter(|ids| ids.iter().any(|id| !id.is_empty())).map(|ids| ids.join("/").into());
+    // Some firmware has zeros, or ones, for a UUID that nobody set.
+    let is_set = |id: &&str| !id.chars().all(|c| "0fF-".contains(c));
+    let machine = ids.filter(|ids| ids.iter().any(is_set)).map(|ids| ids.join("/").into());
     Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine })
 }
 

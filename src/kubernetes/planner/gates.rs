@@ -33,7 +33,7 @@ impl Planner {
         };
         if progress.is_of(&reservation) && (is_shown || since + SHOWS_WITHIN <= now) {
             progress.nominated_since = None;
-            self.writes.add(PlannerWrite::LiftGate { key, uid: uid.clone(), node: reservation.node });
+            self.writes.add(PlannerWrite::LiftGate { key, uid: uid.clone(), reservation });
         }
     }
 
@@ -41,6 +41,7 @@ impl Planner {
         &mut self,
         key: &PodKey,
         uid: &PodUid,
+        reservation: &Reservation,
         lifted: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
@@ -49,7 +50,7 @@ impl Planner {
             Ok(()) | Err(ControlPlaneError::Gone) => {}
             Err(error) => {
                 warn!(pod = %key, %error, "could not lift the gate of a nominated pod");
-                if let Some(progress) = self.progress_of.get_mut(uid) {
+                if let Some(progress) = self.progress_of(uid, reservation) {
                     progress.nominate_soon(now);
                 }
             }

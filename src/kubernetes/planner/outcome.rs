@@ -20,8 +20,8 @@ impl Planner {
             WriteOutcome::Status { key, uid, purpose, written } => {
                 self.note_written(&key, &uid, &purpose, written, now);
             }
-            WriteOutcome::GateLifted { key, uid, written } => {
-                self.note_lifted(&key, &uid, written, now);
+            WriteOutcome::GateLifted { key, uid, reservation, written } => {
+                self.note_lifted(&key, &uid, &reservation, written, now);
             }
             WriteOutcome::Evicted { key, uid, task, outcome } => {
                 self.note_evicted(&task, &key, &uid, outcome, now);
@@ -106,7 +106,11 @@ impl Planner {
     }
 
     /// The progress of this reservation. The pod may have another one by now, of which the write's answer says nothing.
-    fn progress_of(&mut self, uid: &PodUid, reservation: &Reservation) -> Option<&mut ReservationProgress> {
+    pub(super) fn progress_of(
+        &mut self,
+        uid: &PodUid,
+        reservation: &Reservation,
+    ) -> Option<&mut ReservationProgress> {
         self.progress_of.get_mut(uid).filter(|progress| progress.is_of(reservation))
     }
 

@@ -26,11 +26,11 @@ pub enum PlannerWrite {
         change: StatusChange,
         purpose: StatusPurpose,
     },
-    /// Lets kube-scheduler see the pod, as long as it has a reservation on this node.
+    /// Lets kube-scheduler see the pod while this reservation lasts.
     LiftGate {
         key: PodKey,
         uid: PodUid,
-        node: NodeName,
+        reservation: Reservation,
     },
     Evict {
         key: PodKey,
@@ -95,6 +95,7 @@ pub enum WriteOutcome {
     GateLifted {
         key: PodKey,
         uid: PodUid,
+        reservation: Reservation,
         written: Result<(), ControlPlaneError>,
     },
     Evicted {
@@ -124,8 +125,9 @@ impl PlannerWrite {
                 let written = Err(ControlPlaneError::Unknown(message()));
                 WriteOutcome::Status { key, uid, purpose, written }
             }
-            Self::LiftGate { key, uid, .. } => {
-                WriteOutcome::GateLifted { key, uid, written: Err(ControlPlaneError::Unknown(message())) }
+            Self::LiftGate { key, uid, reservation } => {
+                let written = Err(ControlPlaneError::Unknown(message()));
+                WriteOutcome::GateLifted { key, uid, reservation, written }
             }
             Self::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
                 key,
@@ -150,16 +152,18 @@ impl PlannerWrite {
     /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have
     /// changed, while it was queued.
     pub fn begin(self, ledger: &Ledger) -> Option<Self> {
-        let reservation = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
+        let present = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
         let is_due = match &self {
             Self::Evict { uid, why, task, .. } => is_still_due(ledger, uid, why, task),
-            Self::LiftGate { uid, node, .. } => reservation(uid).is_some_and(|present| present.node == *node),
+            Self::LiftGate { uid, reservation, .. } => {
+                present(uid).is_some_and(|present| present.is_same(reservation))
+            }
             Self::Status { uid, purpose, .. } => purpose.stands(ledger, uid),
         };
         let mut write = is_due.then_some(self)?;
         if let Self::Status { uid, change, purpose, .. } = &mut write
             && (purpose.ends_reservation() || *purpose == StatusPurpose::ShowReservation)
-            && let Some(present) = reservation(uid)
+            && let Some(present) = present(uid)
         {
             *change = StatusChange::reservation(present.clone());
             *purpose = StatusPurpose::ShowReservation;
@@ -256,13 +260,13 @@ pub async fn perform(
             span.set("stowage.outcome", outcome.code());
             WriteOutcome::Evicted { key, uid, task, outcome }
         }
-        PlannerWrite::LiftGate { key, uid, .. } => {
+        PlannerWrite::LiftGate { key, uid, reservation } => {
             let span = service.traces().write("lift scheduling gate", &uid, &key);
             let written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
             if written.is_err() {
                 span.fail("not-written");
             }
-            WriteOutcome::GateLifted { key, uid, written }
+            WriteOutcome::GateLifted { key, uid, reservation, written }
         }
         PlannerWrite::Status { key, uid, change, purpose } => {
             let span = service.traces().write("write pod status", &uid, &key);

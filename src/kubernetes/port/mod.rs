@@ -270,7 +270,7 @@ pub struct AgentIdentity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentNode {
     pub name: NodeName,
-    /// The UID of the Node object that had the name when the token was issued; `None` if none had it.
+    /// The UID of the Node object that had the name when the token was issued; `None` if there was none.
     pub uid: Option<Arc<str>>,
 }
 

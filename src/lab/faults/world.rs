@@ -135,6 +135,8 @@ pub struct FaultyCluster {
     schedulers: Option<Schedulers>,
     machines: Machines,
     agents: Vec<NodeAgent>,
+    /// Those of machines that go on without their Nodes.
+    agents_left: Vec<NodeAgent>,
     policy: Policy,
     next_event: Instant,
     processes: usize,
@@ -187,6 +189,7 @@ impl FaultyCluster {
             dice: Random::seeded(seed, purpose::WORLD),
             machines: Machines::new(Random::seeded(seed, purpose::MACHINES)),
             agents: (0..nodes).map(|node| NodeAgent::new(node, seed)).collect(),
+            agents_left: Vec::new(),
             history,
             api,
             mode,

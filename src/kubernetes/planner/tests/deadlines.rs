@@ -163,7 +163,7 @@ fn write(name: &str, change: StatusChange, purpose: StatusPurpose) -> PlannerWri
 }
 
 #[tokio::test]
-async fn a_nomination_is_not_sent_once_its_reservation_has_ended_or_changed() {
+async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation_has_ended_or_changed() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
@@ -173,8 +173,15 @@ async fn a_nomination_is_not_sent_once_its_reservation_has_ended_or_changed() {
         let change = StatusChange::nominate(NodeName::parse("n").unwrap());
         write("serving", change, StatusPurpose::Nominate { reservation, is_gated: false })
     };
+    let lift = |reservation| {
+        let (key, uid) = (PodKey::parse("default", "serving").unwrap(), uid("serving"));
+        PlannerWrite::LiftGate { key, uid, reservation }
+    };
     let is_sent = |bench: &PlannerFixture, reservation: &Reservation| {
-        nomination(reservation.clone()).begin(&bench.service.cluster()).is_some()
+        let writes = [nomination(reservation.clone()), lift(reservation.clone())];
+        let [nominates, lifts] = writes.map(|write| write.begin(&bench.service.cluster()).is_some());
+        assert_eq!(nominates, lifts);
+        nominates
     };
     assert!(is_sent(&bench, &reservation));
     let extended = Reservation { deadline: reservation.deadline + Millis(1), ..reservation.clone() };

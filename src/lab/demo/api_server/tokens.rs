@@ -27,7 +27,10 @@ fn json_web_token(number: usize, user: &str, node: Option<&TokenNode>, audience:
         "sub": user, "kubernetes.io": {},
     });
     if let Some(TokenNode { name, uid }) = node {
-        claims["kubernetes.io"]["node"] = json!({ "name": name, "uid": uid });
+        claims["kubernetes.io"]["node"] = json!({ "name": name });
+        if let Some(uid) = uid {
+            claims["kubernetes.io"]["node"]["uid"] = json!(uid);
+        }
     }
     format!("{}.{}.{}", part(&head), part(&claims), part(&json!(number)))
 }

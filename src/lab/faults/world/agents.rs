@@ -69,6 +69,23 @@ impl NodeAgent {
         Value::Array((0..GPUS).filter(is_seen).map(gpu).collect())
     }
 
+    /// The agent of a machine that goes on for so long without its Node, if it has a token: its pod was running.
+    pub fn left_behind(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
+        self.token.as_ref()?;
+        let figures = self.gpus(machines);
+        let ends = clock::elapsed() + lasts;
+        Some(Self {
+            dice: Random::seeded(self.sequence, 1000 * purpose::AGENTS + self.node as u64),
+            token: self.token.clone(),
+            boots: self.boots,
+            sequence: self.sequence,
+            reports_at: self.reports_at,
+            trouble: Some((FaultKind::StaleAgent, ends)),
+            stale: Some(figures),
+            ..Self::new(self.node, 0)
+        })
+    }
+
     /// The next report, if one is due.
     fn report(&mut self, machines: &Machines) -> Option<Value> {
         let now = clock::elapsed();
@@ -150,7 +167,10 @@ impl FaultyCluster {
         if !self.has_agents {
             return;
         }
-        for agent in self.agents.iter_mut().filter(|agent| self.node_returns[agent.node].is_none()) {
+        let now = clock::elapsed();
+        self.agents_left.retain(|agent| agent.trouble.is_some_and(|(_, ends)| now < ends));
+        let agents = self.agents.iter_mut().filter(|agent| self.node_returns[agent.node].is_none());
+        for agent in agents.chain(&mut self.agents_left) {
             let Some(report) = agent.report(&self.machines) else { continue };
             let issue =
                 || self.api.issue_token("kube-system/stowage-agent", Some(&node_name(agent.node)), AUDIENCE);

@@ -1,10 +1,14 @@
-//! Nodes come, are deleted with their machines, and come back under their names with other GPUs.
+//! Nodes come, are deleted, mostly with their machines, and come back under their names with other GPUs.
 
 use super::*;
 
 /// Longer than a watch's death stays unnoticed, and a Binding may land after its decision: nobody takes the old machine for the
 /// new one by then.
 const KNOWN_AFTER: Duration = Duration::from_secs(80);
+
+/// How long a machine goes on without its Node, at most: an agent that nothing tells from that of the next machine counts half a
+/// minute after it.
+const LINGERS: Duration = Duration::from_secs(25);
 
 impl FaultyCluster {
     pub(super) fn create_node(&mut self, n: usize) {
@@ -40,7 +44,8 @@ impl FaultyCluster {
         (0..self.nodes).filter(|n| self.node_returns[*n].is_none()).map(node_name).collect()
     }
 
-    /// The cloud takes a machine back, and gives another one later.
+    /// The cloud takes a machine back, and gives another one later. Some machines go on for a while without their Nodes, and some
+    /// register again.
     pub(super) fn disturb_nodes(&mut self) {
         if self.dice.below(250) > 0 {
             return;
@@ -48,15 +53,28 @@ impl FaultyCluster {
         let n = self.dice.below(self.nodes);
         let away = between(&mut self.dice, Duration::from_millis(100), Duration::from_secs(30));
         let silent = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(150));
+        let lingers = between(&mut self.dice, Duration::ZERO, LINGERS);
+        let (registers_again, lingers) = match self.dice.below(4) {
+            0 => (true, None),
+            1 => (false, Some(lingers)),
+            _ => (false, None),
+        };
         if self.node_returns[n].is_some() || !self.happens(FaultKind::LostNode) {
             return;
         }
         let node = node_name(n);
-        self.say(format!("{node} is deleted, for {away:?}; its next agent starts {silent:?} after that"));
         self.api.delete_now(&format!("nodes/{node}")).expect("it is there");
+        self.node_returns[n] = Some(Instant::now() + away);
+        if registers_again {
+            return self.say(format!("{node} is deleted, and registers again after {away:?}"));
+        }
+        self.say(format!("{node} is deleted, for {away:?}; its next agent starts {silent:?} after that"));
+        if let Some(lingers) = lingers {
+            self.say(format!("its machine goes on for {lingers:?}"));
+            self.agents_left.extend(self.agents[n].left_behind(&self.machines, lingers));
+        }
         self.machines.replace(&node);
         self.agents[n].begin_anew(away + silent);
-        self.node_returns[n] = Some(Instant::now() + away);
     }
 
     pub(super) fn bring_nodes_back(&mut self) {
