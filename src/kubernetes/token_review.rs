@@ -65,7 +65,7 @@ impl AgentAuthority for TokenReviews {
 
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
         Box::pin(async move {
-            let node = node_of(self.ask(token).await?, &self.account)?;
+            let node = AgentNode { issued: issued(token), ..node_of(self.ask(token).await?, &self.account)? };
             Ok(AgentIdentity { node, remaining: remaining(token, jiff::Timestamp::now()) })
         })
     }
@@ -93,7 +93,7 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<AgentNod
     let mut extra = extra.unwrap_or_default();
     let mut only = |claim| extra.remove(claim).and_then(|values| <[String; 1]>::try_from(values).ok());
     let name = only(NODE_CLAIM).and_then(|[name]| NodeName::parse(&name).ok()).ok_or(AuthError::NoNode)?;
-    Ok(AgentNode { name, uid: only(NODE_UID_CLAIM).map(|[uid]| uid.into()) })
+    Ok(AgentNode { name, uid: only(NODE_UID_CLAIM).map(|[uid]| uid.into()), issued: None })
 }
 
 /// How wrong this machine's clock may be before it rejects valid tokens.
@@ -105,7 +105,7 @@ fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<
     let Some([_, claims, _]) = parts(token) else {
         return Some(AuthError::Malformed("it has not the three parts of a JSON Web Token"));
     };
-    let Some(Claims { aud: Some(audiences), exp: Some(exp), sub: Some(user) }) = claims_of(claims) else {
+    let Some(Claims { aud: Some(audiences), exp: Some(exp), sub: Some(user), .. }) = claims_of(claims) else {
         return Some(AuthError::Malformed("it lacks its audience, its subject or its expiry"));
     };
     let audiences = audiences.all();
@@ -122,6 +122,7 @@ fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<
 struct Claims {
     aud: Option<Audiences>,
     exp: Option<i64>,
+    iat: Option<i64>,
     sub: Option<String>,
 }
 
@@ -163,6 +164,12 @@ pub(super) fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
     Some(Millis::seconds(u64::try_from(exp.saturating_sub(now.as_second())).unwrap_or(0)))
 }
 
+/// When a token that the API server has verified was issued, if it says.
+fn issued(token: &str) -> Option<i64> {
+    let [_, claims, _] = parts(token)?;
+    claims_of(claims)?.iat
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,7 +195,7 @@ mod tests {
     #[test]
     fn an_agents_token_names_its_node() {
         let node = |edit: &dyn Fn(&mut serde_json::Value)| {
-            let AgentNode { name, uid } = node_of(status(edit), &account()).unwrap();
+            let AgentNode { name, uid, .. } = node_of(status(edit), &account()).unwrap();
             (name.to_string(), uid.as_deref().map(str::to_owned))
         };
         assert_eq!(node(&|_| {}), ("node-a".into(), None), "the Node was gone when the token was issued");
@@ -251,6 +258,14 @@ mod tests {
         for token in ["", "secret", "a.b", "a.b.c", "a.b.c.d", "a..c"] {
             let refused = refuses(token, &account(), now).map(|error| error.code());
             assert_eq!(refused, Some("malformed-token"), "{token}");
+        }
+    }
+
+    #[test]
+    fn a_token_says_when_it_was_issued_or_does_not() {
+        assert_eq!(issued(&signed_by_nobody(&json!({ "iat": 1_000_000 }))), Some(1_000_000));
+        for token in [&signed_by_nobody(&json!({})), &signed_by_nobody(&json!({ "iat": "now" })), "opaque"] {
+            assert_eq!(issued(token), None);
         }
     }
 

@@ -236,7 +236,7 @@ fn a_slip_of_the_finger_says_what_was_meant() {
         (&["serve", "--cdi-kind", "vendor/gpu=0"], "runtime.nvidia.com/gpu"),
         (&["serve", "--record", "here", "--record-age", "5s"], "from 1m on, such as 1h"),
         (&["serve", "--record", "here", "--record-size", "7"], "7 is not in 8.."),
-        (&["serve", "--record-age", "2h"], "--record"),
+        (&["serve", "--record-age", "2h"], "--record <DIR>"),
         (&["completion", "bsh"], "bash"),
     ] {
         let said = stowage(slip);

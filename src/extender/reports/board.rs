@@ -6,7 +6,7 @@
 //! A report is stored as the text that was received. Few are ever read again, and freeing five thousand a second with their
 //! hundreds of parts would cost more than parsing the few.
 
-use super::origin::ReportOrigins;
+use super::origin::{MAX_LATE, ReportOrigins};
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
 use crate::report::{EngineReport, NodeReport, ReportFinding, ReportedEngines};
@@ -96,7 +96,7 @@ impl Board {
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
-                place.check_order(report)?;
+                place.check_order(report, received)?;
                 let counted_under = place.counted_under.as_ref().filter(|_| place.boot_id == report.boot_id);
                 let previous = PreviousReport { findings: &place.findings, counted_under };
                 place.counted_under = apply(previous)?;
@@ -152,7 +152,7 @@ impl Board {
 
     /// Whether so many nodes were added that some may be gone.
     pub fn is_to_be_tidied(&self) -> bool {
-        self.places.len() >= self.tidy_at.load(Ordering::Relaxed)
+        self.places.len().max(self.origins.len()) >= self.tidy_at.load(Ordering::Relaxed)
     }
 
     /// Nodes with an entry, in no order.
@@ -186,17 +186,22 @@ impl BoardEntry {
         (self.text.clone(), self.received)
     }
 
-    fn check_order(&self, report: &NodeReport) -> Result<(), ReportError> {
+    fn check_order(&self, report: &NodeReport, received: Moment) -> Result<(), ReportError> {
         let (sequence, known) = (report.sequence, self.sequence);
+        // A boot that reports for longer than one that has ended could was taken for an earlier one by mistake.
+        let may_be_late = received < self.received + MAX_LATE;
         match self.boot_id == report.boot_id {
             true if sequence <= known => Err(ReportError::Old { sequence, known }),
-            false if self.earlier_boots.contains(&report.boot_id) => Err(ReportError::EarlierBoot),
+            false if may_be_late && self.earlier_boots.contains(&report.boot_id) => {
+                Err(ReportError::EarlierBoot)
+            }
             _ => Ok(()),
         }
     }
 
     fn advance(&mut self, report: &NodeReport, text: &str, received: Moment) {
         if self.boot_id != report.boot_id {
+            self.earlier_boots.retain(|boot| *boot != report.boot_id);
             self.earlier_boots.push_front(std::mem::replace(&mut self.boot_id, report.boot_id.clone()));
             self.earlier_boots.truncate(EARLIER_BOOTS);
         }
@@ -268,6 +273,18 @@ mod tests {
         }
         assert_eq!(take(&board, "6", 1), Ok(()));
         assert_eq!(take(&board, "1", 99), Ok(()), "five restarts ago");
+    }
+
+    #[test]
+    fn a_boot_that_goes_on_when_the_later_one_is_silent_has_not_ended() {
+        let board = Board::default();
+        assert_eq!(take(&board, "1", 1), Ok(()));
+        assert_eq!(take(&board, "2", 2), Ok(()));
+        let late = MAX_LATE.0 + 1;
+        assert_eq!(take(&board, "1", late), Err(ReportError::EarlierBoot));
+        assert_eq!(take(&board, "1", late + 1), Ok(()));
+        assert_eq!(take(&board, "2", late + 2), Err(ReportError::EarlierBoot));
+        assert_eq!(take(&board, "1", late + 3), Ok(()));
     }
 
     #[test]

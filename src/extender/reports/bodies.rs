@@ -105,8 +105,10 @@ mod tests {
     #[tokio::test]
     async fn an_agent_has_two_bodies_under_way_at_the_most() {
         let bodies = Arc::<Bodies>::default();
-        let agent =
-            |node: &str| Sender::AgentOn(AgentNode { name: NodeName::parse(node).unwrap(), uid: None });
+        let agent = |node: &str| {
+            let name = NodeName::parse(node).unwrap();
+            Sender::AgentOn(AgentNode { name, uid: None, issued: None })
+        };
         let first = bodies.room(&agent("a"), 100).await.unwrap();
         let _second = bodies.room(&agent("a"), 100).await.unwrap();
         assert_eq!(code(bodies.room(&agent("a"), 100).await), "reports-at-once");

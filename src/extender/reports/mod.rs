@@ -195,8 +195,9 @@ fn apply(
         }
         let present = ledger.node_identity(node).cloned();
         let origins = &extender.board.origins;
-        let is_of = |present| origins.is_present(sender, node, present, counted_under, received);
-        if !present.as_ref().is_none_or(is_of) {
+        let (now, wall) = (extender.service.now().max(received), extender.service.clock.wall().as_second());
+        let admits = |present| origins.admit(sender, node, present, counted_under, now, wall);
+        if !present.as_ref().is_none_or(admits) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
         // A report without GPUs keeps the known ones.

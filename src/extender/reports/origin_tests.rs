@@ -24,9 +24,14 @@ impl NewReplica {
         Self { extender: Extender::new(service, Arc::new(Recorder::default()), limits) }
     }
 
-    /// The watch shows this Node object on this machine.
+    /// The watch shows this Node object on this machine. It was created just now.
     fn show_on(&self, uid: &str, machine: Option<&str>) {
-        let identity = Some(NodeIdentity { uid: uid.into(), machine: machine.map(Into::into) });
+        self.show_created(uid, machine, self.second_of(uid));
+    }
+
+    fn show_created(&self, uid: &str, machine: Option<&str>, created: i64) {
+        let (uid, machine) = (uid.into(), machine.map(Into::into));
+        let identity = Some(NodeIdentity { uid, machine, created: Some(created) });
         let observed = NodeObserved { identity, ..NodeObserved::new(node(), NodeKind::Stowage) };
         self.extender.service.cluster().apply(observed);
     }
@@ -34,6 +39,18 @@ impl NewReplica {
     /// The same, on a machine of its own.
     fn show(&self, uid: &str) {
         self.show_on(uid, Some(uid));
+    }
+
+    /// When the Node was created.
+    fn second_of(&self, uid: &str) -> i64 {
+        let place = ["first", "second", "third"].iter().position(|known| *known == uid).unwrap();
+        self.extender.service.clock.wall().as_second() + place as i64
+    }
+
+    /// The agent whose token names this Node object, and was issued so many seconds after that was created.
+    fn agent_since(&self, uid: &str, seconds: i64) -> Sender {
+        let issued = Some(self.second_of(uid) + seconds);
+        Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()), issued })
     }
 
     /// Whether a report counts that comes so many seconds after the start. The agent has a boot for each kind of GPUs.
@@ -48,7 +65,10 @@ impl NewReplica {
     fn takes_text(&self, sender: &Sender, seconds: u64, text: &str) -> bool {
         let received = self.extender.service.now() + Millis::seconds(seconds);
         match reports(&self.extender, sender, received, text.as_bytes()) {
-            Ok(taken) => taken.accepted == 1,
+            Ok(taken) => {
+                assert_eq!(taken.accepted, 1, "it is not dropped for another reason");
+                true
+            }
             Err(error) => {
                 assert_eq!(error.code(), "replaced-node");
                 false
@@ -68,9 +88,9 @@ fn node() -> NodeName {
     NodeName::parse("n").unwrap()
 }
 
-/// The agent whose token names this Node object.
+/// The agent whose token names this Node object, and does not say when it was issued.
 fn agent(uid: &str) -> Sender {
-    Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()) })
+    Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()), issued: None })
 }
 
 #[test]
@@ -132,7 +152,7 @@ fn an_agent_whose_node_registered_again_counts_at_once_or_when_no_late_report_ca
 /// The machine before is not known, or the token names no Node.
 #[test]
 fn an_agent_whose_token_does_not_name_the_node_counts_when_no_late_report_can_come() {
-    for sender in [agent("first"), Sender::AgentOn(AgentNode { name: node(), uid: None })] {
+    for sender in [agent("first"), Sender::AgentOn(AgentNode { name: node(), uid: None, issued: None })] {
         let replica = NewReplica::start();
         replica.show("second");
         assert!(!replica.takes(&sender, 0, "its"));
@@ -155,9 +175,56 @@ fn the_nodes_own_agent_replaces_one_that_counted_because_there_was_none() {
     // Its kubelet shows the machine late.
     replica.show_on("second", Some("second"));
     assert!(replica.takes(&agent("second"), 40, "new"));
-    assert!(!replica.takes(&agent("first"), 41, "old"));
+    assert!(!replica.takes(&agent("first"), 41, "old-again"));
     assert!(replica.takes(&agent("second"), 42, "new"));
     assert_eq!(replica.gpus(), ["new-0", "new-1"]);
+}
+
+#[test]
+fn b11_an_agent_of_a_machine_that_is_known_to_be_another_never_counts() {
+    let replica = NewReplica::start();
+    replica.show("first");
+    let old = replica.agent_since("first", 0);
+    assert!(replica.takes(&old, 0, "old"));
+    replica.show("second");
+    for seconds in [1, 40, 1000] {
+        assert!(!replica.takes(&old, seconds, "old"));
+    }
+    assert_eq!(replica.gpus(), Vec::<String>::new());
+}
+
+/// API servers take the Node that a token names from a cache.
+#[test]
+fn an_agent_whose_token_was_issued_since_is_the_present_nodes_own_whichever_it_names() {
+    let replica = NewReplica::start();
+    replica.show("first");
+    assert!(replica.takes(&replica.agent_since("first", 0), 0, "old"));
+    replica.show("second");
+    assert!(replica.takes(&replica.agent_since("first", 1), 1, "new"));
+    assert_eq!(replica.gpus(), ["new-0", "new-1"]);
+}
+
+/// No machine that had the name before can have sent it.
+#[test]
+fn under_a_node_that_is_minutes_old_every_token_counts_at_once() {
+    for (age, counts) in [(119, false), (120, true)] {
+        let replica = NewReplica::start();
+        let wall = replica.extender.service.clock.wall().as_second();
+        replica.show_created("second", Some("machine"), wall - age);
+        assert_eq!(replica.takes(&agent("first"), 0, "its"), counts, "{age}");
+    }
+}
+
+/// An agent's pod may be followed by another on the same machine.
+#[test]
+fn a_late_report_of_an_earlier_agent_of_the_same_machine_does_not_end_the_boot_of_the_nodes_own() {
+    let replica = NewReplica::start();
+    replica.show_on("first", Some("machine"));
+    assert!(replica.takes(&agent("first"), 0, "its"));
+    replica.show_on("second", Some("machine"));
+    assert!(replica.takes(&agent("second"), 1, "its-own"));
+    assert!(!replica.takes(&agent("first"), 2, "its-restarted"));
+    assert!(replica.takes(&agent("second"), 3, "its-own"));
 }
 
 #[test]

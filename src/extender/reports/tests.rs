@@ -29,7 +29,7 @@ impl AgentAuthority for TokenRecorder {
         self.tokens.lock().push(token.into());
         async move {
             self.permits.acquire().await.unwrap().forget();
-            let node = AgentNode { name: NodeName::parse("node-a").unwrap(), uid: None };
+            let node = AgentNode { name: NodeName::parse("node-a").unwrap(), uid: None, issued: None };
             match token.split('-').next().unwrap() {
                 "good" => Ok(AgentIdentity { node, remaining: None }),
                 "ending" => Ok(AgentIdentity { node, remaining: Some(Millis(0)) }),

@@ -25,8 +25,8 @@ pub enum ReportError {
     #[error("the report is of an earlier boot of the agent")]
     EarlierBoot,
     #[error(
-        "nothing shows that this agent is on the machine that has the Node {0} now; if it is, its reports count in 30 s at \
-         the latest"
+        "nothing shows that this agent is on the machine that has the Node {0} now; if it is, its reports count within \
+         30 s, or as soon as Stowage's watch shows the Node that its token names"
     )]
     ReplacedNode(NodeName),
     #[error(

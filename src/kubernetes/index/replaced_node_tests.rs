@@ -57,15 +57,6 @@ fn a() -> NodeName {
     NodeName::parse("a").unwrap()
 }
 
-#[test]
-fn firmware_that_was_given_no_uuid_names_no_machine() {
-    let machine = |id| objects::node_identity(&node("uid", Some(id), false)).unwrap().machine;
-    for unset in ["00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", ""] {
-        assert_eq!(machine(unset), None, "{unset}");
-    }
-    assert!(machine("ffffffff-ffff-ffff-ffff-fffffffffff1").is_some());
-}
-
 struct ReplacedNodeFixture {
     service: Arc<Service>,
     index: ClusterIndex,
@@ -112,6 +103,15 @@ impl ReplacedNodeFixture {
         let ledger = self.service.cluster();
         ledger.node(&a()).unwrap().devices.iter().map(|one| (one.uuid.to_string(), one.health)).collect()
     }
+}
+
+#[test]
+fn firmware_that_was_given_no_uuid_names_no_machine() {
+    let machine = |id| objects::node_identity(&node("uid", Some(id), false)).unwrap().machine;
+    for unset in ["00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", ""] {
+        assert_eq!(machine(unset), None, "{unset}");
+    }
+    assert!(machine("ffffffff-ffff-ffff-ffff-fffffffffff1").is_some());
 }
 
 #[test]

@@ -322,7 +322,8 @@ pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     // Some firmware has zeros, or ones, for a UUID that nobody set.
     let is_set = |id: &&str| !id.chars().all(|c| "0fF-".contains(c));
     let machine = ids.filter(|ids| ids.iter().any(is_set)).map(|ids| ids.join("/").into());
-    Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine })
+    let created = node.metadata.creation_timestamp.as_ref().map(|created| created.0.as_second());
+    Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine, created })
 }
 
 /// The GPUs of a node from feature discovery's labels: enough for placement until an agent reports.

@@ -318,6 +318,10 @@ impl Planner {
     /// Releases the reservation before its deadline. No further victim is evicted for it.
     pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str, now: Moment) {
         let mut ledger = self.service.cluster();
+        let present = ledger.pod_state(&reservation_status.uid).and_then(PodState::reservation);
+        if !present.is_some_and(|present| present.is_same(&reservation_status.reservation)) {
+            return;
+        }
         if !reservation_status.reservation.victims.is_empty() {
             ledger.apply(EvictionFailed(reservation_status.uid.clone()));
         }

@@ -272,6 +272,8 @@ pub struct AgentNode {
     pub name: NodeName,
     /// The UID of the Node object that had the name when the token was issued; `None` if there was none.
     pub uid: Option<Arc<str>>,
+    /// When the token was issued, in seconds since 1970 by the API server's clock, if it says.
+    pub issued: Option<i64>,
 }
 
 /// A page of the operators' address.

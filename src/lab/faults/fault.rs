@@ -43,6 +43,7 @@ faults! {
     Restart "restart" "a replica's process dies and starts again at once"
     Stop "stop" "a replica is told to stop, and gives up its Lease"
     CutOff "cut-off" "nothing passes between a replica and the API server for seconds"
+    ExpiredToken "expired-token" "the API server refuses a replica's token, or an agent's, with 401 for seconds"
     ClockJump "clock-jump" "a replica's wall clock jumps"
     SlowPlan "slow-plan" "a plan or a search for victims takes seconds"
     DeadAgent "dead-agent" "a node's agent reports nothing for a while, and restarts"

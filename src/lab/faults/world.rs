@@ -131,6 +131,8 @@ pub struct FaultyCluster {
     /// When it starts again, where it does not run.
     returns: [Option<Instant>; 2],
     reconnects: Vec<(Instant, String)>,
+    /// When each replica's token that is refused is renewed.
+    renewals: Vec<(Instant, String)>,
     resumes: Vec<(Instant, String, &'static str)>,
     schedulers: Option<Schedulers>,
     machines: Machines,
@@ -205,6 +207,7 @@ impl FaultyCluster {
             replicas: [None, None],
             returns: [Some(began); 2],
             reconnects: Vec::new(),
+            renewals: Vec::new(),
             resumes: Vec::new(),
             schedulers,
             policy: replicas::policy(0, features),

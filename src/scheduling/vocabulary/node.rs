@@ -37,6 +37,9 @@ pub struct NodeIdentity {
     pub uid: Arc<str>,
     /// What the machine says of itself, if it says anything.
     pub machine: Option<Arc<str>>,
+    /// When the Node object was created, in seconds since 1970 by the API server's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<i64>,
 }
 
 impl NodeIdentity {

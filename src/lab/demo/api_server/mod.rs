@@ -241,7 +241,7 @@ impl ApiServer {
                 .and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
             TokenNode { name: name.to_owned(), uid }
         };
-        self.shared.tokens.issue(account, node.map(of_node), audience)
+        self.shared.tokens.issue(account, node.map(of_node), audience, (self.shared.clock)().as_second())
     }
 
     /// Lets a service account (`namespace/name`) `get` something: a path such as `/metrics`, or the pods of a namespace.

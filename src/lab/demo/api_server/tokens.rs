@@ -20,10 +20,16 @@ pub const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
 const EXPIRES: u64 = 4_000_000_000;
 
 /// As Kubernetes makes them, but for a signature that is none.
-fn json_web_token(number: usize, user: &str, node: Option<&TokenNode>, audience: &str) -> String {
+fn json_web_token(
+    number: usize,
+    user: &str,
+    node: Option<&TokenNode>,
+    audience: &str,
+    issued: i64,
+) -> String {
     let head = json!({ "alg": "RS256", "kid": "stand-in" });
     let mut claims = json!({
-        "aud": [audience], "exp": EXPIRES, "iss": OWN_AUDIENCE, "jti": number.to_string(),
+        "aud": [audience], "exp": EXPIRES, "iat": issued, "iss": OWN_AUDIENCE, "jti": number.to_string(),
         "sub": user, "kubernetes.io": {},
     });
     if let Some(TokenNode { name, uid }) = node {
@@ -64,10 +70,11 @@ struct Issued {
 }
 
 impl Tokens {
-    pub fn issue(&self, account: &str, node: Option<TokenNode>, audience: &str) -> String {
+    /// `issued` is in seconds since 1970.
+    pub fn issue(&self, account: &str, node: Option<TokenNode>, audience: &str, issued: i64) -> String {
         let mut tokens = self.issued.lock();
         let user = user_of(account);
-        let token = json_web_token(tokens.len() + 1, &user, node.as_ref(), audience);
+        let token = json_web_token(tokens.len() + 1, &user, node.as_ref(), audience, issued);
         let issued = Issued { user, node, audience: audience.into(), good: true };
         tokens.insert(token.clone(), issued);
         token

@@ -8,6 +8,8 @@ use tower::ServiceExt;
 
 /// The audience of agents' tokens.
 pub const AUDIENCE: &str = "stowage.dev/reports";
+/// How long a Node is so young that a report may be of an earlier machine, whatever a replica's clock is off by.
+const DOUBTED: Duration = Duration::from_secs(200);
 /// How often an agent reports.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -69,13 +71,14 @@ impl NodeAgent {
         Value::Array((0..GPUS).filter(is_seen).map(gpu).collect())
     }
 
-    /// The agent of a machine that goes on for so long without its Node, if it has a token: its pod was running.
+    /// The agent of a machine that goes on for so long without its Node; `None` if none was running.
     pub fn left_behind(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
-        self.token.as_ref()?;
+        if self.token.is_none() || self.has(FaultKind::DeadAgent) {
+            return None;
+        }
         let figures = self.gpus(machines);
         let ends = clock::elapsed() + lasts;
         Some(Self {
-            dice: Random::seeded(self.sequence, 1000 * purpose::AGENTS + self.node as u64),
             token: self.token.clone(),
             boots: self.boots,
             sequence: self.sequence,
@@ -113,7 +116,8 @@ impl NodeAgent {
 
 impl FaultyCluster {
     pub(super) fn disturb_agents(&mut self) {
-        const TROUBLES: [FaultKind; 5] = [
+        const TROUBLES: [FaultKind; 6] = [
+            FaultKind::ExpiredToken,
             FaultKind::DeadAgent,
             FaultKind::LateAgent,
             FaultKind::StaleAgent,
@@ -145,6 +149,9 @@ impl FaultyCluster {
                 self.say(format!("{kind} on {} for {lasts:?}", node_name(place)));
                 let figures = self.agents[place].gpus(&self.machines);
                 let agent = &mut self.agents[place];
+                if let Some(token) = agent.token.as_ref().filter(|_| kind == FaultKind::ExpiredToken) {
+                    self.api.revoke_token(token);
+                }
                 agent.trouble = Some((kind, now + lasts));
                 agent.missing = missing;
                 agent.stale = (kind == FaultKind::StaleAgent).then_some(figures);
@@ -200,6 +207,12 @@ impl FaultyCluster {
 }
 
 impl NodeAgent {
+    /// Its Node has registered again, and its token names the one before: for so long, a replica that starts may not count its
+    /// reports at once.
+    pub fn go_on_under_another_node(&mut self) {
+        self.sound_since = self.sound_since.max(clock::elapsed() + DOUBTED);
+    }
+
     /// Another machine starts, and its agent after so long.
     pub fn begin_anew(&mut self, after: Duration) {
         self.recover(FaultKind::DeadAgent);
@@ -213,6 +226,9 @@ impl NodeAgent {
         if from == FaultKind::DeadAgent {
             self.boots += 1;
             self.sequence = 0;
+        }
+        if from == FaultKind::ExpiredToken {
+            self.token = None;
         }
         self.trouble = None;
         // One that has not begun yet is not sound before it does.

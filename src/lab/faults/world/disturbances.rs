@@ -25,7 +25,7 @@ impl FaultyCluster {
             Instant::now() + between(&mut self.dice, Duration::from_secs(20), Duration::from_secs(60));
         let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
         let host = if self.dice.below(5) == 0 { 1 - acting } else { acting };
-        match self.dice.below(11) {
+        match self.dice.below(12) {
             0..2 => self.kill(host),
             2..4 => self.restart(host),
             4..7 => self.stop(host),
@@ -37,8 +37,23 @@ impl FaultyCluster {
                     self.say("the API server compacts its log".into());
                 }
             }
-            _ => self.restart_server(),
+            10 => self.restart_server(),
+            _ => self.expire_token(host),
         }
+    }
+
+    /// Watches go on, and no request is admitted until the token is renewed.
+    fn expire_token(&mut self, host: usize) {
+        let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
+        if self.replicas[host].is_none() || !self.happens(FaultKind::ExpiredToken) {
+            return;
+        }
+        let Some(replica) = &self.replicas[host] else { return };
+        let client = replica.client.clone();
+        self.say(format!("the token of {client} is refused for {lasts:?}"));
+        self.writes.expired.lock().insert(client.clone());
+        self.hide_pods_from(&client, lasts);
+        self.renewals.push((Instant::now() + lasts, client));
     }
 
     fn cut_off(&mut self, host: usize) {
@@ -135,6 +150,9 @@ impl FaultyCluster {
         let now = Instant::now();
         for (_, client) in self.reconnects.extract_if(.., |(at, _)| *at <= now) {
             self.api.connections().reconnect(&client);
+        }
+        for (_, client) in self.renewals.extract_if(.., |(at, _)| *at <= now) {
+            self.writes.expired.lock().remove(&client);
         }
         for (_, client, kind) in self.resumes.extract_if(.., |(at, ..)| *at <= now) {
             self.api.connections().resume_watches(&client, kind);

@@ -6,8 +6,8 @@ use super::*;
 /// new one by then.
 const KNOWN_AFTER: Duration = Duration::from_secs(80);
 
-/// How long a machine goes on without its Node, at most: an agent that nothing tells from that of the next machine counts half a
-/// minute after it.
+/// How long a machine goes on without its Node, at most. A replica that has just started, and knows neither machine, counts its
+/// reports after half a minute.
 const LINGERS: Duration = Duration::from_secs(25);
 
 impl FaultyCluster {
@@ -82,6 +82,7 @@ impl FaultyCluster {
             if self.node_returns[n].is_some_and(|at| at <= Instant::now()) {
                 self.node_returns[n] = None;
                 self.create_node(n);
+                self.agents[n].go_on_under_another_node();
             }
         }
     }

@@ -46,6 +46,7 @@ impl FaultyCluster {
         let mut watch = QuietWatch::default();
         while quiet.elapsed() < QUIET && self.broken.is_empty() {
             self.reconnects.iter_mut().for_each(|(at, _)| *at = quiet);
+            self.renewals.iter_mut().for_each(|(at, _)| *at = quiet);
             self.resumes.iter_mut().for_each(|(at, ..)| *at = quiet);
             self.returns.iter_mut().flatten().for_each(|at| *at = quiet);
             self.node_returns.iter_mut().flatten().for_each(|at| *at = quiet);

@@ -1,4 +1,5 @@
-//! What replicas write, as the API server's side of their connections sees it, whatever comes of it.
+//! What replicas request, as the API server's side of their connections sees it: whose tokens are refused, and what is written,
+//! whatever comes of it.
 
 use super::binding_writes::BindingWrites;
 use super::late_reservations::ReservationWrites;
@@ -6,12 +7,15 @@ use super::*;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 
 #[derive(Default)]
 pub struct ReplicaWrites {
     pub bindings: BindingWrites,
     pub reservations: ReservationWrites,
+    /// Replicas whose tokens have expired.
+    pub expired: Mutex<BTreeSet<String>>,
 }
 
 impl ReplicaWrites {
@@ -25,6 +29,9 @@ impl ReplicaWrites {
     }
 
     async fn pass(&self, client: &str, request: Request, next: Next) -> Response {
+        if self.expired.lock().contains(client) {
+            return unauthorized();
+        }
         let path = request.uri().path();
         let is_binding = path.ends_with("/binding");
         let is_pod_status = path.contains("/pods/") && path.ends_with("/status");
@@ -40,4 +47,13 @@ impl ReplicaWrites {
         }
         next.run(Request::from_parts(head, Body::from(bytes))).await
     }
+}
+
+/// As the API server refuses a token.
+fn unauthorized() -> Response {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 401,
+        "reason": "Unauthorized", "message": "Unauthorized",
+    });
+    (StatusCode::UNAUTHORIZED, axum::Json(status)).into_response()
 }

@@ -15,7 +15,7 @@ fn gpus_known_by_index_become_the_reported_ones() {
 }
 
 fn machine(name: &str) -> NodeIdentity {
-    NodeIdentity { uid: name.into(), machine: None }
+    NodeIdentity { uid: name.into(), machine: None, created: None }
 }
 
 #[test]
