@@ -327,7 +327,8 @@ impl LedgerRace {
         }
         // Now and then another machine takes the name.
         let machine = amount / 64;
-        let identity = NodeIdentity { uid: format!("node-uid-{machine}").into(), machine: None, created: None };
+        let identity =
+            NodeIdentity { uid: format!("node-uid-{machine}").into(), machine: None, created: None };
         let devices: Vec<Device> =
             (0..u32::from(amount % 5)).map(|index| device(number, machine, index, amount)).collect();
         self.nodes.insert(name.clone(), (identity.clone(), devices.clone()));
