@@ -195,7 +195,7 @@ fn apply(
         }
         let present = ledger.node_identity(node).cloned();
         let origins = &extender.board.origins;
-        let (now, wall) = (extender.service.now().max(received), extender.service.clock.wall().as_second());
+        let (now, wall) = (extender.service.now(), extender.service.clock.wall().as_second());
         let admits = |present| origins.admit(sender, node, present, counted_under, now, wall);
         if !present.as_ref().is_none_or(admits) {
             return Err(ReportError::ReplacedNode(node.clone()));

@@ -8,9 +8,23 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::observe::NodeObserved;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
-use crate::service::Service;
-use crate::units::Millis;
+use crate::service::{Service, TimeSource};
 use serde_json::json;
+use std::cell::Cell;
+use std::time::Duration;
+
+thread_local! {
+    /// Time since the replica started.
+    static SECONDS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// When the replica started, by the wall clock.
+const STARTED: i64 = 1_700_000_000;
+
+const TIME: TimeSource = TimeSource {
+    monotonic: || Duration::from_secs(SECONDS.get()),
+    wall: || jiff::Timestamp::from_second(STARTED + SECONDS.get() as i64).unwrap(),
+};
 
 /// A replica that has just started, in a cluster of one node.
 struct NewReplica {
@@ -19,14 +33,15 @@ struct NewReplica {
 
 impl NewReplica {
     fn start() -> Self {
-        let service = Service::with_stopped_clock(Policy::default());
+        SECONDS.set(0);
+        let service = Service::timed_by(TIME, Policy::default());
         let limits = RequestLimits::default();
         Self { extender: Extender::new(service, Arc::new(Recorder::default()), limits) }
     }
 
-    /// The watch shows this Node object on this machine. It was created just now.
+    /// The watch shows this Node object on this machine. It was created when the replica started.
     fn show_on(&self, uid: &str, machine: Option<&str>) {
-        self.show_created(uid, machine, self.second_of(uid));
+        self.show_created(uid, machine, created(uid));
     }
 
     fn show_created(&self, uid: &str, machine: Option<&str>, created: i64) {
@@ -41,18 +56,6 @@ impl NewReplica {
         self.show_on(uid, Some(uid));
     }
 
-    /// When the Node was created.
-    fn second_of(&self, uid: &str) -> i64 {
-        let place = ["first", "second", "third"].iter().position(|known| *known == uid).unwrap();
-        self.extender.service.clock.wall().as_second() + place as i64
-    }
-
-    /// The agent whose token names this Node object, and was issued so many seconds after that was created.
-    fn agent_since(&self, uid: &str, seconds: i64) -> Sender {
-        let issued = Some(self.second_of(uid) + seconds);
-        Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()), issued })
-    }
-
     /// Whether a report counts that comes so many seconds after the start. The agent has a boot for each kind of GPUs.
     fn takes(&self, sender: &Sender, seconds: u64, gpus: &str) -> bool {
         let gpu = |index| json!({ "uuid": format!("GPU-{gpus}-{index}"), "index": index, "model": "H100", "totalBytes": 80u64 << 30 });
@@ -63,8 +66,8 @@ impl NewReplica {
     }
 
     fn takes_text(&self, sender: &Sender, seconds: u64, text: &str) -> bool {
-        let received = self.extender.service.now() + Millis::seconds(seconds);
-        match reports(&self.extender, sender, received, text.as_bytes()) {
+        SECONDS.set(seconds);
+        match reports(&self.extender, sender, self.extender.service.now(), text.as_bytes()) {
             Ok(taken) => {
                 assert_eq!(taken.accepted, 1, "it is not dropped for another reason");
                 true
@@ -82,6 +85,17 @@ impl NewReplica {
         let healthy = devices.iter().filter(|device| device.health == Health::Healthy);
         healthy.map(|device| device.uuid.as_str().replace("GPU-", "")).collect()
     }
+}
+
+/// When the Node was created.
+fn created(uid: &str) -> i64 {
+    STARTED + ["first", "second", "third"].iter().position(|known| *known == uid).unwrap() as i64
+}
+
+/// The agent whose token names this Node object, and was issued so many seconds after that was created.
+fn agent_since(uid: &str, seconds: i64) -> Sender {
+    let issued = Some(created(uid) + seconds);
+    Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()), issued })
 }
 
 fn node() -> NodeName {
@@ -184,7 +198,7 @@ fn the_nodes_own_agent_replaces_one_that_counted_because_there_was_none() {
 fn b11_an_agent_of_a_machine_that_is_known_to_be_another_never_counts() {
     let replica = NewReplica::start();
     replica.show("first");
-    let old = replica.agent_since("first", 0);
+    let old = agent_since("first", 0);
     assert!(replica.takes(&old, 0, "old"));
     replica.show("second");
     for seconds in [1, 40, 1000] {
@@ -198,9 +212,9 @@ fn b11_an_agent_of_a_machine_that_is_known_to_be_another_never_counts() {
 fn an_agent_whose_token_was_issued_since_is_the_present_nodes_own_whichever_it_names() {
     let replica = NewReplica::start();
     replica.show("first");
-    assert!(replica.takes(&replica.agent_since("first", 0), 0, "old"));
+    assert!(replica.takes(&agent_since("first", 0), 0, "old"));
     replica.show("second");
-    assert!(replica.takes(&replica.agent_since("first", 1), 1, "new"));
+    assert!(replica.takes(&agent_since("first", 1), 1, "new"));
     assert_eq!(replica.gpus(), ["new-0", "new-1"]);
 }
 
@@ -209,8 +223,7 @@ fn an_agent_whose_token_was_issued_since_is_the_present_nodes_own_whichever_it_n
 fn under_a_node_that_is_minutes_old_every_token_counts_at_once() {
     for (age, counts) in [(119, false), (120, true)] {
         let replica = NewReplica::start();
-        let wall = replica.extender.service.clock.wall().as_second();
-        replica.show_created("second", Some("machine"), wall - age);
+        replica.show_created("second", Some("machine"), STARTED - age);
         assert_eq!(replica.takes(&agent("first"), 0, "its"), counts, "{age}");
     }
 }
