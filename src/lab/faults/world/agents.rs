@@ -207,10 +207,12 @@ impl FaultyCluster {
 }
 
 impl NodeAgent {
-    /// Its Node has registered again, and its token names the one before: for so long, a replica that starts may not count its
-    /// reports at once.
-    pub fn go_on_under_another_node(&mut self) {
-        self.sound_since = self.sound_since.max(clock::elapsed() + DOUBTED);
+    /// Its node has come back. If the machine has registered again, the agent's token names the Node before, and a replica that
+    /// starts may for so long not count its reports at once.
+    pub fn see_node_again(&mut self) {
+        if self.token.is_some() {
+            self.sound_since = self.sound_since.max(clock::elapsed() + DOUBTED);
+        }
     }
 
     /// Another machine starts, and its agent after so long.

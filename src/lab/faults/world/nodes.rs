@@ -82,7 +82,7 @@ impl FaultyCluster {
             if self.node_returns[n].is_some_and(|at| at <= Instant::now()) {
                 self.node_returns[n] = None;
                 self.create_node(n);
-                self.agents[n].go_on_under_another_node();
+                self.agents[n].see_node_again();
             }
         }
     }
