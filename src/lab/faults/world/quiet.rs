@@ -104,10 +104,12 @@ impl FaultyCluster {
         }
     }
 
-    /// Reservations with victims that the leader knows, and that their pods do not show. Of a pod that is gone it may not know yet.
+    /// Reservations with victims that the leader knows, and that their pods do not show. That a pod is gone, or was bound by a late
+    /// write, it may not know yet.
     fn unshown_reservations(&self, pods: &[Arc<Value>]) -> Vec<String> {
         let there: BTreeMap<&str, Option<Value>> = pods
             .iter()
+            .filter(|pod| !pod["spec"]["nodeName"].is_string())
             .filter_map(|pod| Some((pod["metadata"]["uid"].as_str()?, reservation(pod))))
             .collect();
         let acting = self.acting().and_then(|acting| self.replicas[acting].as_ref());
