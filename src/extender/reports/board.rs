@@ -19,7 +19,8 @@ use dashmap::mapref::entry::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new.
+/// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new, and so
+/// would one that comes when the later boot has been silent for [`MAX_LATE`].
 const EARLIER_BOOTS: usize = 4;
 /// Below this many entries the board does not check whether their nodes still exist.
 const FEW: usize = 1024;

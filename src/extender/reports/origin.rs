@@ -88,8 +88,8 @@ impl ReportedNode {
     fn admit_agent(&mut self, agent: &AgentNode, no_late_report_comes: bool) -> bool {
         let before = self.before.as_ref().filter(|before| agent.names(before));
         // The API server takes the Node from a cache: a token of the present machine may name the Node before.
-        let is_of_present = agent.issued.zip(self.node.created).map(|(issued, created)| created <= issued);
-        if agent.names(&self.node) || before.is_some() && is_of_present == Some(true) {
+        let is_issued_since = agent.issued.zip(self.node.created).map(|(issued, created)| created <= issued);
+        if agent.names(&self.node) || before.is_some() && is_issued_since == Some(true) {
             self.has_own_agent = true;
             return true;
         }
@@ -97,7 +97,7 @@ impl ReportedNode {
             _ if self.has_own_agent => false,
             Some(before) if before.is_same_machine(&self.node) => true,
             Some(before) if before.machine.is_some() && self.node.machine.is_some() => {
-                is_of_present.is_none() && no_late_report_comes
+                is_issued_since.is_none() && no_late_report_comes
             }
             _ => no_late_report_comes,
         }

@@ -2,7 +2,7 @@
 //! eviction that nobody wants any more. Each is written again for as long as its pod shows it.
 //!
 //! A write may be lost, or land after one that came later, and a leader may die before it writes. So what counts is what the
-//! watch shows, whoever wrote it. Nothing is written again before the first write has had time to appear in the watch.
+//! watch shows. Nothing is written again before the first write has had time to appear in the watch.
 
 use super::Planner;
 use super::reservation_progress::{PAUSES, SHOWS_WITHIN};

@@ -1,6 +1,7 @@
 //! The planner's acts, one tick at a time, against a control plane that records each call.
 
 mod deadlines;
+mod earlier_reservations;
 mod evictions;
 mod fixture;
 mod gangs;

@@ -51,7 +51,7 @@ faults! {
     StaleAgent "stale-agent" "a node's agent repeats old figures as new ones"
     LostGpu "lost-gpu" "a GPU is missing in its node's reports, and comes back"
     UnreadGpus "unread-gpus" "a node's agent cannot read its GPUs"
-    LostNode "lost-node" "a node is deleted with its pods, and comes back under its name with other GPUs"
+    LostNode "lost-node" "a node is deleted with its pods, and comes back under its name, mostly with other GPUs"
     LingeringProcess "lingering-process" "a process keeps its VRAM after its pod is gone"
     Finalizer "finalizer" "a pod's finalizer is not removed while the history lasts"
     Edit "edit" "a waiting pod's annotations are edited"

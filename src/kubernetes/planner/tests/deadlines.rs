@@ -11,24 +11,9 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Tenure;
 use tokio::sync::oneshot;
 
-fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
-    bench.service.cluster().reservation_of(&uid(name)).unwrap().reservation
-}
-
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
     let deadline = reservation_for(bench, name).deadline;
     deadline.since(bench.service.cluster().now())
-}
-
-fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
-    let mut ledger = bench.service.cluster();
-    let reservation = Reservation {
-        node: NodeName::parse("n").unwrap(),
-        devices: [GpuUuid::from_index(0)].into(),
-        victims: [uid(victim)].into(),
-        deadline: ledger.now() + Millis::seconds(60),
-    };
-    ledger.apply(Reserve { uid: uid(name), reservation }).unwrap();
 }
 
 /// The watch shows the pod's reservation, whose write is not answered.
@@ -323,18 +308,6 @@ async fn written_within(bench: &mut PlannerFixture, seconds: u64) -> Vec<String>
     written
 }
 
-/// The pod's next write is under way, and answered when the test answers.
-async fn stall_write(bench: &mut PlannerFixture) -> oneshot::Sender<()> {
-    let (answer, stalled) = oneshot::channel();
-    *bench.recorder.stall.lock() = Some(stalled);
-    bench.begin_tick();
-    bench.run_ends().await;
-    while bench.recorder.stall.lock().is_some() {
-        tokio::task::yield_now().await;
-    }
-    answer
-}
-
 #[tokio::test]
 async fn a_reservation_whose_condition_a_late_write_has_ended_is_shown_again() {
     let mut bench = shown_reservation();
@@ -385,28 +358,6 @@ async fn a_bind_that_fails_slowly_gives_a_reservation_no_more_time() {
 }
 
 #[tokio::test]
-async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("job", "n", 60, -10));
-    bench.show(bound("other", "n", 1, -10));
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    let first = reservation_for(&bench, "serving");
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    bench.begin_tick();
-    // The verb makes another one, whose write takes long.
-    let victims = [uid("job"), uid("other")].into();
-    let reservation = Reservation { victims, ..first };
-    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
-    bench.begin_tick();
-    bench.pass(4);
-    answer.send(()).unwrap();
-    assert_eq!(bench.tick_unseen().await, ["serving: hold n, making room"]);
-    bench.pass(1);
-    assert_eq!(bench.tick_unseen().await, Vec::<String>::new(), "nothing shows the present one");
-}
-
-#[tokio::test]
 async fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_answered() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
@@ -442,52 +393,6 @@ async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nom
     bench.gone("job");
     written = bench.written_within(1).await;
     assert!(written.iter().any(|write| write.contains("nominate n")), "{written:?}");
-}
-
-#[tokio::test]
-async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier_reservation() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    bench.show(bound("job", "n", 60, -10));
-    hold_as_the_verb_does(&bench, "serving", "job");
-    answer.send(()).unwrap();
-    let mut written = bench.settle().await;
-    written.extend(bench.written_within(3).await);
-    assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
-}
-
-#[tokio::test]
-async fn a_gate_is_not_lifted_for_an_earlier_reservation_although_the_watch_shows_its_nomination() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    bench.show(bound("job", "n", 60, -10));
-    hold_as_the_verb_does(&bench, "serving", "job");
-    bench.show_nominated("serving", "n");
-    answer.send(()).unwrap();
-    let written = bench.settle().await;
-    assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
-}
-
-#[tokio::test]
-async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_failed() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("job", "n", 60, -10));
-    bench.show(bound("other", "n", 1, -10));
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    let first = reservation_for(&bench, "serving");
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    let victims = [uid("job"), uid("other")].into();
-    let reservation = Reservation { victims, ..first };
-    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
-    *bench.recorder.deaf.lock() = true;
-    answer.send(()).unwrap();
-    bench.settle().await;
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
 }
 
 #[tokio::test]

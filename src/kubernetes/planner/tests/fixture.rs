@@ -1,6 +1,9 @@
 //! A planner on a small cluster, and the pods and nodes as its watches show them.
 
 use super::*;
+use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::verbs::wait::Reserve;
+use tokio::sync::oneshot;
 
 pub struct PlannerFixture {
     pub service: Arc<Service>,
@@ -249,4 +252,31 @@ pub fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
     pod["metadata"]["labels"]["stowage.dev/group"] = json!(group);
     pod["metadata"]["annotations"] = json!({ "stowage.dev/group-min": size.to_string() });
     pod
+}
+
+pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
+    bench.service.cluster().reservation_of(&uid(name)).unwrap().reservation
+}
+
+pub fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
+    let mut ledger = bench.service.cluster();
+    let reservation = Reservation {
+        node: NodeName::parse("n").unwrap(),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [uid(victim)].into(),
+        deadline: ledger.now() + Millis::seconds(60),
+    };
+    ledger.apply(Reserve { uid: uid(name), reservation }).unwrap();
+}
+
+/// The pod's next write is under way, and answered when the test answers.
+pub async fn stall_write(bench: &mut PlannerFixture) -> oneshot::Sender<()> {
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.begin_tick();
+    bench.run_ends().await;
+    while bench.recorder.stall.lock().is_some() {
+        tokio::task::yield_now().await;
+    }
+    answer
 }

@@ -45,11 +45,11 @@ impl FaultyCluster {
     /// Watches go on, and no request is admitted until the token is renewed.
     fn expire_token(&mut self, host: usize) {
         let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
-        if self.replicas[host].is_none() || !self.happens(FaultKind::ExpiredToken) {
-            return;
-        }
         let Some(replica) = &self.replicas[host] else { return };
         let client = replica.client.clone();
+        if !self.happens(FaultKind::ExpiredToken) {
+            return;
+        }
         self.say(format!("the token of {client} is refused for {lasts:?}"));
         self.writes.expired.lock().insert(client.clone());
         self.hide_pods_from(&client, lasts);
