@@ -180,6 +180,29 @@ async fn a_reservation_that_this_leader_wrote_lands_after_its_end_and_is_ended_a
     assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"]);
 }
 
+/// The bind verb writes the end once, and the leader may have gone in between.
+#[tokio::test]
+async fn a_bound_pod_that_shows_a_reservation_gets_it_ended() {
+    let mut placed = bound("late", "n", 50, 100);
+    placed["status"]["conditions"] = reservation_observed(&[], 60);
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.take_over(placed);
+    assert_eq!(bench.written_within(2).await, Vec::<String>::new(), "it may be on its way");
+    assert_eq!(bench.written_within(120).await, ["late: end hold"], "and then the watch shows it");
+}
+
+/// Its message is of another version, or was edited.
+#[tokio::test]
+async fn a_reservation_that_cannot_be_read_is_ended() {
+    for mut pod in [waiting("late", 50, 100), bound("late", "n", 50, 100)] {
+        pod["status"]["conditions"] = json!([reserved(&json!({ "node": "n" }))]);
+        let mut bench = PlannerFixture::new(&["n"]);
+        bench.take_over(pod);
+        let written = bench.written_within(60).await;
+        assert_eq!(written.iter().filter(|write| write.contains("end hold")).count(), 1, "{written:?}");
+    }
+}
+
 /// kube-scheduler asks about pods that have just been deleted: its watch lags, or the request does.
 #[tokio::test]
 async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that_is_gone() {
