@@ -3,7 +3,7 @@
 //! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
 //! nothing here rejects a pod.
 
-use super::{DISRUPTION_TARGET_CONDITION, annotation, asked, wakeable_for};
+use super::{DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asked, wakeable_for};
 use crate::ids::OwnerUid;
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
@@ -114,14 +114,14 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
         stamp: stamp(pod, now),
         leaving: leaving(pod, now),
         loan: loan(pod),
-        shows_eviction: shows_eviction(pod),
+        shows_eviction: is_true(pod, DISRUPTION_TARGET_CONDITION),
+        shows_reservation: is_true(pod, RESERVED_CONDITION),
     }
 }
 
-/// Whether the pod's condition says that it is evicted.
-fn shows_eviction(pod: &Pod) -> bool {
+fn is_true(pod: &Pod, condition: &str) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    conditions.filter(|one| one.type_ == DISRUPTION_TARGET_CONDITION).any(|one| one.status == "True")
+    conditions.filter(|one| one.type_ == condition).any(|one| one.status == "True")
 }
 
 /// What the pod shows of VRAM that sleeping engines lend.

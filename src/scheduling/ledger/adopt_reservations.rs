@@ -6,7 +6,7 @@
 //! know landed late, and only a write that ends it settles that. Nothing here knows a Lease or a condition.
 
 use super::Ledger;
-use super::pod_state::PodState;
+use super::pod_state::{PodPhase, PodState};
 use super::reservation_status::SAME_DEADLINE;
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -76,14 +76,19 @@ impl Ledger {
         std::mem::take(&mut self.origin.unknown)
     }
 
-    /// Waiting pods that show a reservation and have none: the write that ends it was lost, or is on its way.
+    /// Pods that show a reservation and have none, or are bound: the write that ends it was lost, or is on its way.
     pub fn pods_showing_ended_reservations(&self) -> BTreeMap<PodUid, PodKey> {
         let ended = |uid: &PodUid| {
             let pod_state = self.pod_states.get(uid)?;
-            let has_none = pod_state.waiting()?.reservation.is_none();
-            has_none.then(|| (uid.clone(), pod_state.key.clone()))
+            let is_over = match &pod_state.phase {
+                PodPhase::Waiting(waiting) => waiting.reservation.is_none(),
+                // Its Binding may fail, and the reservation lasts until then.
+                PodPhase::Assumed(_) => false,
+                PodPhase::Bound(bound) => bound.leaving.is_none(),
+            };
+            is_over.then(|| (uid.clone(), pod_state.key.clone()))
         };
-        self.shown_reservations.keys().filter_map(ended).collect()
+        self.showing_reservations.iter().filter_map(ended).collect()
     }
 
     /// A watch shows the pod with this reservation, or without one.

@@ -138,6 +138,8 @@ pub struct Ledger {
     origin: ReservationOrigin,
     /// The reservations that pods without a node show, of this replica or of another, as a watch has shown them last.
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
+    /// Pods whose conditions say that GPUs are reserved for them: those that have a node already, too, and those that name none.
+    showing_reservations: BTreeSet<PodUid>,
     slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
     /// Pods that show that they are to be evicted.
@@ -187,6 +189,7 @@ impl Ledger {
             origin: self.origin.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
+            showing_reservations: self.showing_reservations.clone(),
             showing_evictions: self.showing_evictions.clone(),
             ..self.scratch()
         }
@@ -209,6 +212,7 @@ impl Ledger {
             start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
             shown_reservations: self.shown_reservations.clone(),
+            showing_reservations: BTreeSet::new(),
             // Nodes change kind on the ledger itself only.
             slices: Arc::default(),
             overuse: OverusingPods::default(),

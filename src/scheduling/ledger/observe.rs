@@ -215,9 +215,14 @@ impl Ledger {
             self.pod_states.set_disruption_info(uid, disruption_info);
             self.note_right_to_borrow(uid);
         }
-        match observed.shows_eviction {
-            true => _ = self.showing_evictions.insert(uid.clone()),
-            false => _ = self.showing_evictions.remove(uid),
+        for (showing, shows) in [
+            (&mut self.showing_evictions, observed.shows_eviction),
+            (&mut self.showing_reservations, observed.shows_reservation),
+        ] {
+            match shows {
+                true => _ = showing.insert(uid.clone()),
+                false => _ = showing.remove(uid),
+            }
         }
         if let Some(leaving) = observed.leaving {
             self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving.by(now)));
@@ -245,6 +250,7 @@ impl Ledger {
         self.note_shown_reservation(uid, None);
         self.origin.forget(uid);
         self.showing_evictions.remove(uid);
+        self.showing_reservations.remove(uid);
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, &pod_state, self.now);
         }

@@ -43,6 +43,8 @@ pub struct LedgerState {
     origin: ReservationOrigin,
     #[serde(default, skip_serializing_if = "has_none")]
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    showing_reservations: BTreeSet<PodUid>,
     slices: Arc<ResourceSlices>,
     #[serde(default)]
     overuse: OverusingPods,
@@ -86,6 +88,7 @@ impl Ledger {
             start_times: self.start_times.clone(),
             origin: self.origin.clone(),
             shown_reservations: self.shown_reservations.clone(),
+            showing_reservations: self.showing_reservations.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
             showing_evictions: self.showing_evictions.clone(),
@@ -114,6 +117,7 @@ impl Ledger {
             start_times: state.start_times,
             origin: state.origin,
             shown_reservations: state.shown_reservations,
+            showing_reservations: state.showing_reservations,
             slices: state.slices,
             overuse: state.overuse,
             showing_evictions: state.showing_evictions,

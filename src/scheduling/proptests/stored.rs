@@ -97,6 +97,7 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
                 disruption_info,
                 stamp,
                 shows_eviction: age % 2 == 0,
+                shows_reservation: age % 3 == 0,
                 ..Default::default()
             };
             show(ledger, pod, ObservedWaiting::default(), Some(observed));

@@ -117,6 +117,9 @@ pub struct ObservedDisruptionInfo {
     /// Its condition says that it is evicted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shows_eviction: bool,
+    /// Its condition says that GPUs are reserved for it, whether or not the rest of the condition can be read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shows_reservation: bool,
 }
 
 /// What a bound pod shows of VRAM that sleeping engines lend.

@@ -22,7 +22,7 @@ const FORGOTTEN_WITHIN: Duration = Duration::from_secs(125);
 /// A reservation lasts little longer than a minute. Writes that failed before all was quiet are written again within the first.
 const SHOWN_WITHIN: Duration = Duration::from_secs(45);
 /// Writes that failed for long before all was quiet are written again after a minute.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(90);
+const WRITTEN_AGAIN_WITHIN: Duration = Duration::from_secs(90);
 
 /// What a kube-scheduler without a backlog takes for all of its pods.
 const ROUND: Duration = Duration::from_secs(1);
@@ -93,8 +93,9 @@ impl FaultyCluster {
     fn check_conditions(&mut self, watch: &mut QuietWatch) {
         let pods = self.api.list("pods");
         let unshown = self.unshown_reservations(&pods).into_iter().map(|what| (what, SHOWN_WITHIN));
-        let unwanted = unwanted_evictions(&pods).map(|what| (what, CANCELLED_WITHIN));
-        let untrue: BTreeMap<String, Duration> = unshown.chain(unwanted).collect();
+        let unwanted = unwanted_evictions(&pods).map(|what| (what, WRITTEN_AGAIN_WITHIN));
+        let ended = ended_reservations(&pods).map(|what| (what, WRITTEN_AGAIN_WITHIN));
+        let untrue: BTreeMap<String, Duration> = unshown.chain(unwanted).chain(ended).collect();
         watch.untrue_since.retain(|what, _| untrue.contains_key(what));
         for (what, lasts) in untrue {
             let since = *watch.untrue_since.entry(what.clone()).or_insert_with(Instant::now);
@@ -238,6 +239,22 @@ impl FaultyCluster {
             self.break_with(format!("{gated:?} are still behind the gate, whose longest time is over"));
         }
     }
+}
+
+/// Bound pods that still show a reservation.
+fn ended_reservations(pods: &[Arc<Value>]) -> impl Iterator<Item = String> {
+    let is_running = |pod: &&Arc<Value>| {
+        pod["spec"]["nodeName"].is_string()
+            && pod["metadata"]["deletionTimestamp"].is_null()
+            && !["Succeeded", "Failed"].map(Some).contains(&pod["status"]["phase"].as_str())
+    };
+    let showing = pods.iter().filter(is_running).filter(|pod| is_true(pod, "stowage.dev/Reserved"));
+    showing.map(|pod| format!("{} is bound and shows a reservation", name(pod)))
+}
+
+fn is_true(pod: &Value, condition: &str) -> bool {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|one| one["type"] == condition && one["status"] == "True")
 }
 
 /// Pods that show that they are preempted, and that no reservation names.
