@@ -118,6 +118,20 @@ mod tests {
         assert_eq!(bodies.by_agent.lock().len(), 1);
     }
 
+    /// The token of a machine that had the name before may still be valid.
+    #[tokio::test]
+    async fn an_agent_of_an_earlier_node_takes_no_place_of_the_present_ones() {
+        let bodies = Arc::<Bodies>::default();
+        let agent = |uid: &str| {
+            let name = NodeName::parse("a").unwrap();
+            Sender::AgentOn(AgentNode { name, uid: Some(uid.into()), issued: None })
+        };
+        let _first = bodies.room(&agent("earlier"), 100).await.unwrap();
+        let _second = bodies.room(&agent("earlier"), 100).await.unwrap();
+        assert_eq!(code(bodies.room(&agent("earlier"), 100).await), "reports-at-once");
+        assert_eq!(code(bodies.room(&agent("present"), 100).await), "room");
+    }
+
     #[tokio::test]
     async fn a_body_takes_the_room_it_announces_and_one_that_does_not_the_most() {
         let bodies = Arc::<Bodies>::default();
