@@ -25,8 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Bodies {
     bytes: Arc<Semaphore>,
     /// Bytes in progress of each agent that has any.
-    by_agent: Mutex<HashMap<NodeName, usize>>,
+    by_agent: Mutex<HashMap<AgentId, usize>>,
 }
+
+/// The node's name, and the UID that its Node object had when the agent's token was issued.
+type AgentId = (NodeName, Option<Arc<str>>);
 
 /// The permit for one body; dropping it frees its bytes.
 #[derive(Debug)]
@@ -36,7 +39,7 @@ pub struct BodyPermit {
 }
 
 #[derive(Debug)]
-struct Turn(Option<(Arc<Bodies>, NodeName)>);
+struct Turn(Option<(Arc<Bodies>, AgentId)>);
 
 impl Default for Bodies {
     fn default() -> Self {
@@ -60,8 +63,9 @@ impl Bodies {
 
     fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
         let Sender::AgentOn(node) = sender else { return Ok(Turn(None)) };
+        let agent = (node.name.clone(), node.uid.clone());
         let mut by_agent = self.by_agent.lock();
-        let under_way = by_agent.entry(node.name.clone()).or_default();
+        let under_way = by_agent.entry(agent.clone()).or_default();
         if *under_way >= PER_AGENT {
             return Err(BadRequest::Crowded {
                 code: "reports-at-once",
@@ -69,7 +73,7 @@ impl Bodies {
             });
         }
         *under_way += 1;
-        Ok(Turn(Some((self.clone(), node.name.clone()))))
+        Ok(Turn(Some((self.clone(), agent))))
     }
 }
 
@@ -81,12 +85,12 @@ pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some((bodies, node)) = self.0.take() else { return };
+        let Some((bodies, agent)) = self.0.take() else { return };
         let mut by_agent = bodies.by_agent.lock();
-        if let Some(under_way) = by_agent.get_mut(&node) {
+        if let Some(under_way) = by_agent.get_mut(&agent) {
             *under_way -= 1;
             if *under_way == 0 {
-                by_agent.remove(&node);
+                by_agent.remove(&agent);
             }
         }
     }
