@@ -34,6 +34,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -124,6 +125,30 @@ pub enum ClusterSource {
     Dump(PathBuf),
 }
 
+/// Threads for all tasks beside the requests. The verbs have the main runtime to themselves: a worker of tokio's that computes
+/// for a while, such as the upkeep of the ledger, or a page of a list, may be the one that reads from connections, and then no
+/// other reads from them meanwhile.
+struct BesideVerbs(Option<Runtime>);
+
+impl BesideVerbs {
+    fn start() -> Result<Self> {
+        let mut threads = tokio::runtime::Builder::new_multi_thread();
+        threads.enable_all().thread_name("cluster");
+        Ok(Self(Some(threads.build().context("no threads")?)))
+    }
+
+    fn threads(&self) -> &Handle {
+        self.0.as_ref().expect("it is there until it is dropped").handle()
+    }
+}
+
+impl Drop for BesideVerbs {
+    /// A runtime must not wait for its threads on a thread of another.
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
 /// What a source provides: where to write, the tasks beside the requests, and the authority for tokens.
 struct Connected {
     control_plane: Arc<dyn ControlPlane>,
@@ -141,12 +166,13 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let _exporting = options.traces.as_ref().map(|traces| trace(traces, &service)).transpose()?;
     // Before anything is known of the cluster, and dropped after everything has stopped.
     let _recorder = options.record.as_ref().map(|record| start_recorder(record, &service)).transpose()?;
-    let stop_cluster = CancellationToken::new();
-    let connected = connect(&options, &service, kept, &stop_cluster).await?;
+    let (beside, stop_cluster) = (BesideVerbs::start()?, CancellationToken::new());
+    let connected = connect(&options, &service, kept, &beside, &stop_cluster).await?;
     let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
     if let Some(watch) = watch {
         let watching = watch.run(service.clone(), control_plane.clone(), options.policy.own_pod);
-        tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(watching).map(drop));
+        let watching = stop_cluster.clone().run_until_cancelled_owned(watching).map(drop);
+        tasks.spawn_on(watching, beside.threads());
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
@@ -156,7 +182,8 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
             .map(|record| Arc::new(Recordings { directory: record.directory }) as Arc<dyn BundleSource>),
     );
     let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVERY);
-    tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
+    let autoscaling = stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop);
+    tasks.spawn_on(autoscaling, beside.threads());
 
     first_certificate(&service).await;
     let stop_http = CancellationToken::new();
@@ -311,10 +338,11 @@ async fn connect(
     options: &ServeOptions,
     service: &Arc<Service>,
     kept: Option<KeptCertificate>,
+    beside: &BesideVerbs,
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     match &options.source {
-        ClusterSource::Dump(path) => load(path, service, shutdown),
+        ClusterSource::Dump(path) => load(path, service, beside, shutdown),
         ClusterSource::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
             let client = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
             // Connections of their own: however many tokens are reviewed, a Binding does not wait behind them.
@@ -334,20 +362,28 @@ async fn connect(
             let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
-            let (control_plane, mut tasks) =
-                kubernetes::start(client.clone(), service.clone(), options, shutdown.clone());
+            let (control_plane, mut tasks) = {
+                let _inside = beside.threads().enter();
+                kubernetes::start(client.clone(), service.clone(), options, shutdown.clone())
+            };
             if let Some(kept) = kept {
                 // Until then there is none, whoever asks first.
                 service.certificate.send_replace(Some("the Secret was not read yet".into()));
                 let keeping = kept.run(client, service.clone());
-                tasks.spawn(shutdown.clone().run_until_cancelled_owned(keeping).map(drop));
+                let keeping = shutdown.clone().run_until_cancelled_owned(keeping).map(drop);
+                tasks.spawn_on(keeping, beside.threads());
             }
             Ok(Connected { control_plane, tasks, agent_auth, page_auth })
         }
     }
 }
 
-fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Result<Connected> {
+fn load(
+    path: &Path,
+    service: &Arc<Service>,
+    beside: &BesideVerbs,
+    shutdown: &CancellationToken,
+) -> Result<Connected> {
     let dump = Dump::read(path)?;
     let mut index = ClusterIndex::default();
     let control_plane = DumpControlPlane::load(&dump, service, &mut index)?;
@@ -371,11 +407,11 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
             "no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports"
         );
     }
-    let mut tasks = JoinSet::new();
+    let (mut tasks, threads) = (JoinSet::new(), beside.threads());
     let upkeep = tick::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
-    tasks.spawn(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop));
+    tasks.spawn_on(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop), threads);
     let audit = conflict_audit::run(service.clone(), control_plane.clone());
-    tasks.spawn(shutdown.clone().run_until_cancelled_owned(audit).map(drop));
+    tasks.spawn_on(shutdown.clone().run_until_cancelled_owned(audit).map(drop), threads);
     Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone, page_auth: PageAuth::Anyone })
 }
 

@@ -96,13 +96,14 @@ impl LedgerUpkeep {
 
     /// Lets pass all deadlines up to now, a few under each lock. Answers the pods whose reservations ended.
     fn expire(&self, now: Moment, is_leading: bool) -> Vec<PodUid> {
-        let mut all = Vec::new();
+        let (mut all, mut cluster) = (Vec::new(), self.service.cluster());
         loop {
-            let Expired { ended, may_be_more } = self.service.cluster().apply(PartOfTick { now, is_leading });
+            let Expired { ended, may_be_more } = cluster.apply(PartOfTick { now, is_leading });
             all.extend(ended);
             if !may_be_more {
                 return all;
             }
+            cluster.give_way();
         }
     }
 }

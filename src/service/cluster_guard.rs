@@ -45,6 +45,12 @@ impl<'a> ClusterGuard<'a> {
         self.cluster.apply(change)
     }
 
+    /// Call it between two of many changes: a request that waits for the lock gets it now. Otherwise this thread, which is awake,
+    /// would take it again before that.
+    pub fn give_way(&mut self) {
+        MutexGuard::bump(&mut self.cluster);
+    }
+
     /// Sets the time.
     pub(super) fn advance(&mut self, now: Moment) {
         if let Some(tap) = self.service.recording.get() {

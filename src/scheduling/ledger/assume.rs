@@ -112,8 +112,8 @@ pub struct Expired {
 }
 
 /// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a
-/// copy.
-const DEADLINES_AT_ONCE: usize = 16;
+/// copy, and longer where their memory has gone cold.
+const DEADLINES_AT_ONCE: usize = 4;
 
 impl Ledger {
     /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
