@@ -272,3 +272,28 @@ fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid
         Ok(_) => PodRead::Gone,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::testkit::{node, uid};
+
+    /// The API server refuses every Binding of it, and its finalizers may keep it for days.
+    #[test]
+    fn a_pod_that_ends_before_it_has_a_node_is_gone_and_a_bound_one_is_bound() {
+        let record = |on: Option<&str>, is_over| PodOnRecord {
+            uid: uid("a"),
+            node: on.map(node),
+            devices: None,
+            has_started: false,
+            is_over,
+            borrows: false,
+            refusal: None,
+        };
+        let read = |record| pod_read(Ok(Some(record)), &uid("a"));
+        assert_eq!(read(record(None, false)), PodRead::Unbound);
+        assert_eq!(read(record(None, true)), PodRead::Gone);
+        let bound = PodRead::Bound { node: node("n"), devices: None, borrows: false };
+        assert_eq!(read(record(Some("n"), true)), bound);
+    }
+}

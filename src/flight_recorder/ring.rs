@@ -183,6 +183,30 @@ mod tests {
     }
 
     #[test]
+    fn only_files_that_are_called_as_segments_are_its_segments() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = ring(directory.path(), 1, Duration::from_secs(3600));
+        let kept = directory.path().join("kept-by-me.stowrec");
+        fs::write(&kept, "kept").unwrap();
+        [1, 2].into_iter().for_each(|at| add(&mut ring, at, 100));
+        ring.tidy().unwrap();
+        assert!(kept.exists());
+        assert_eq!(names(directory.path()), ["000000000000002-000"], "and it is not taken for the latest");
+    }
+
+    /// It has the names of pods and tenants.
+    #[test]
+    fn only_its_owner_reads_a_recording() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("recording");
+        add(&mut ring(&directory, 1, Duration::from_secs(3600)), 1, 100);
+        let segment = &Ring::segments(&directory).unwrap()[0].path;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&directory), mode(segment)), (0o700, 0o600));
+    }
+
+    #[test]
     fn a_segment_that_is_begun_after_the_clock_was_set_back_is_the_latest_all_the_same() {
         let directory = tempfile::tempdir().unwrap();
         let mut ring = ring(directory.path(), 200, Duration::from_secs(3600));

@@ -99,6 +99,19 @@ mod tests {
         assert_eq!(written(&texts), ["17", "kubernetes.io/hostname", "l1", "l2", "l3", "true"]);
     }
 
+    /// A GPU's name says whether it is a slice of one, and what an unknown device costs depends on that.
+    #[test]
+    fn mig_slices_stay_mig_slices() {
+        let texts = ["Acme", "GPU-b", "MIG-a", "MIG-b", "NVIDIA-H100", "TCP", "node-a"];
+        assert_eq!(written(&texts), ["x1", "x2", "MIG-3", "MIG-4", "MJx5", "TCP", "x6"]);
+        assert_eq!(written(&["MIG-a"]), ["MIG-1"]);
+    }
+
+    #[test]
+    fn only_the_sizes_of_huge_pages_stay() {
+        assert!(stays("hugepages-1Gi") && !stays("hugepages-acme-merger"));
+    }
+
     #[test]
     fn keys_of_known_domains_stay_and_such_that_only_end_alike_do_not() {
         let stay =
