@@ -8,8 +8,9 @@ use crate::flight_recorder::{LeftOut, write_bundle_of};
 use crate::service::BundleNames;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -47,9 +48,16 @@ impl BundleArgs {
             return Ok(warned_of(&left_out));
         }
         let unwritten = || format!("the bundle {} cannot be written", self.file.display());
-        // It comes under its name when it is whole.
-        let part = self.file.with_extension("part");
-        let mut out = BufWriter::new(File::create(&part).with_context(unwritten)?);
+        // A pipe or a device takes it as it comes.
+        if std::fs::metadata(&self.file).is_ok_and(|about| !about.is_file()) {
+            let mut out = OpenOptions::new().write(true).open(&self.file).with_context(unwritten)?;
+            return Ok(warned_of(&self.write_to(&mut out).await?));
+        }
+        // It comes under its name when it is whole. What is read may be called as it, so that this one has a name of its own.
+        let name = self.file.file_name().with_context(unwritten)?.to_string_lossy();
+        let part = self.file.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
+        let mut out = BufWriter::new(new.with_context(unwritten)?);
         let written = self.write_to(&mut out).await.and_then(|left_out| {
             out.flush().with_context(unwritten)?;
             Ok((out.get_ref().metadata().with_context(unwritten)?.len(), left_out))

@@ -265,10 +265,14 @@ impl BindTask {
 fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid) -> PodRead {
     match record {
         Err(_) => PodRead::Failed,
-        Ok(Some(PodOnRecord { uid: found, node, devices, borrows, .. })) if found == *uid => match node {
-            Some(node) => PodRead::Bound { node, devices, borrows },
-            None => PodRead::Unbound,
-        },
+        Ok(Some(PodOnRecord { uid: found, node, devices, borrows, is_over, .. })) if found == *uid => {
+            match node {
+                Some(node) => PodRead::Bound { node, devices, borrows },
+                // The API server binds no pod that is being deleted, whatever finalizers keep it.
+                None if is_over => PodRead::Gone,
+                None => PodRead::Unbound,
+            }
+        }
         Ok(_) => PodRead::Gone,
     }
 }

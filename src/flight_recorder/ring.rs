@@ -1,8 +1,9 @@
 //! The directory of a recording: segments in files whose names tell their order, and the oldest go first.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -68,10 +69,17 @@ impl Ring {
     /// Makes the directory if it is not there, and finds out whether it can be written.
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
         let bad = |why| BadDirectory { directory: directory.to_owned(), why };
-        fs::create_dir_all(directory).map_err(bad)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(bad)?;
+        let mut ring = Self { directory: directory.to_owned(), limits };
+        // What is beyond the limits may be what fills the disk.
+        let tidied = ring.tidy();
         let trial = directory.join(format!(".trial-{}", std::process::id()));
-        File::create(&trial).and_then(|_| fs::remove_file(&trial)).map_err(bad)?;
-        Ok(Self { directory: directory.to_owned(), limits })
+        match tidied.and_then(|()| File::create(&trial)).and_then(|_| fs::remove_file(&trial)) {
+            // A service that runs survives it, and so does one that starts.
+            Err(error) if is_full(error.kind()) => {}
+            tried => tried.map_err(bad)?,
+        }
+        Ok(ring)
     }
 
     /// The segments of a directory, oldest first.
@@ -81,7 +89,7 @@ impl Ring {
             let path = entry?.path();
             // One that is removed meanwhile is none.
             let Some(about) = fs::metadata(&path).ok().filter(|about| about.is_file()) else { continue };
-            if path.extension() == Some(OsStr::new(EXTENSION)) {
+            if path.extension() == Some(OsStr::new(EXTENSION)) && begun(&path).is_some() {
                 let written = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 found.push(SegmentFile { path, bytes: about.len(), written });
             }
@@ -102,7 +110,7 @@ impl Segments for Ring {
         // Two in one millisecond must not meet under one name.
         for attempt in 0..1000 {
             let path = self.directory.join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
-            match OpenOptions::new().write(true).create_new(true).open(path) {
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => return opened,
             }
@@ -140,6 +148,11 @@ impl Segments for Ring {
     fn place(&self) -> String {
         self.directory.display().to_string()
     }
+}
+
+/// Whether the disk, or what of it this user may have, is full.
+fn is_full(error: io::ErrorKind) -> bool {
+    matches!(error, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The time in a segment's name.

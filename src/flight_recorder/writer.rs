@@ -30,6 +30,8 @@ const IDLE: Duration = Duration::from_millis(50);
 const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
 /// The same for the time between two checkpoints if entries were dropped or are many.
 const CHECKPOINTS_APART: (Duration, u32) = (Duration::from_secs(1), 100);
+/// A disk that was slow once, for longer than the checkpoint itself takes, does not count for longer than this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Between a write that failed and the next attempt: a full disk does not empty by itself within a second.
 const RETRY_AFTER: Duration = Duration::from_secs(15);
 
@@ -134,7 +136,10 @@ impl<S: Segments> Writer<S> {
             // While the queue is full there is no use in going on.
             _ => !is_recording && is_empty,
         };
-        if is_due && now >= self.checkpoint_at {
+        // However long a checkpoint takes: the size of a segment is bounded.
+        let is_full =
+            is_due && self.segment.as_ref().is_some_and(|segment| segment.is_full() && is_recording);
+        if is_full || is_due && now >= self.checkpoint_at {
             self.segment.iter_mut().for_each(|segment| segment.is_ending = true);
             service.record_checkpoint();
         }
@@ -194,12 +199,11 @@ impl<S: Segments> Writer<S> {
         writer.push(Entry::Checkpoint(Box::new(Checkpoint { next, after, state })))?;
         writer.flush()?;
         let (now, took) = (Instant::now(), began.elapsed());
-        let after = |(least, times): (Duration, u32)| now + least.max(took * times);
-        self.checkpoint_at = after(CHECKPOINTS_APART);
+        self.checkpoint_at = now + pause(CHECKPOINTS_APART, took);
         Ok(OpenSegment {
             ends_with: writer.written() + self.segments.segment_bytes(),
             writer,
-            ends_at: after(SEGMENT_LASTS),
+            ends_at: now + pause(SEGMENT_LASTS, took),
             flush_at: now + FLUSH_EVERY,
             counted: 0,
             is_ending: false,
@@ -247,14 +251,38 @@ impl<S: Segments> Writer<S> {
     }
 }
 
+/// How long to wait after a checkpoint that took so long.
+fn pause((least, times): (Duration, u32), took: Duration) -> Duration {
+    least.max(took.saturating_mul(times).min(LONGEST_PAUSE))
+}
+
 impl<W: io::Write> OpenSegment<W> {
     fn is_over(&self, now: Instant) -> bool {
-        !self.is_ending && (now >= self.ends_at || self.writer.written() >= self.ends_with)
+        !self.is_ending && (now >= self.ends_at || self.is_full())
+    }
+
+    fn is_full(&self) -> bool {
+        self.writer.written() >= self.ends_with
     }
 
     /// Bytes written since this was last asked.
     fn uncounted(&mut self) -> u64 {
         let written = self.writer.written();
         written - std::mem::replace(&mut self.counted, written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_disk_keeps_the_recorder_from_going_on_for_five_minutes_at_most() {
+        let seconds = Duration::from_secs;
+        let apart = |took| pause(CHECKPOINTS_APART, took);
+        assert_eq!(apart(Duration::from_millis(2)), seconds(1));
+        assert_eq!(apart(Duration::from_millis(500)), seconds(50));
+        assert_eq!([apart(seconds(10)), apart(Duration::MAX)], [LONGEST_PAUSE; 2]);
+        assert_eq!(pause(SEGMENT_LASTS, Duration::from_millis(2)), seconds(60));
     }
 }

@@ -1,8 +1,9 @@
-//! The client of the API server, configured for a scheduler: it repeats no request by itself, and every write limits how long
-//! the API server may work on it.
+//! The client of the API server, configured for a scheduler: it repeats no request by itself but pages of lists, and every write
+//! limits how long the API server may work on it.
 //!
 //! No request is sent here.
 
+use super::page_retry::PageRetry;
 use super::port::WriteTimes;
 use http::uri::{Parts, PathAndQuery};
 use http::{Method, Request, Uri};
@@ -57,8 +58,8 @@ pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     }
 }
 
-/// The client neither throttles nor repeats requests by itself: every caller handles its failures, and a write that is repeated
-/// automatically may arrive after the Lease has passed on. What the kernel still sends when a request is given up, and what the
+/// The client does not throttle, and repeats nothing by itself but [pages of lists](super::page_retry): every caller handles its
+/// failures, and a write that is repeated automatically may arrive after the Lease has passed on. What the kernel still sends when a request is given up, and what the
 /// API server has begun, ends by [`WriteTimes`].
 pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
     config.default_retry = false;
@@ -80,6 +81,7 @@ pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
+        .retry(PageRetry::default())
         .service(https);
     Ok(Client::new(service, config.default_namespace))
 }

@@ -37,6 +37,7 @@ pub mod manifests;
 pub mod objects;
 pub mod observed;
 mod packing_learner;
+mod page_retry;
 pub mod planner;
 pub mod port;
 mod request;

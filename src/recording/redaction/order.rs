@@ -1,6 +1,7 @@
 //! Pseudonyms in the order of the names that they stand for: names take part in tie-breaks, and sets of names are kept in their
 //! order.
 
+use crate::units::Bytes;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
@@ -23,6 +24,10 @@ const WORDS: [&str; 12] = [
 /// Who makes the keys that begin so, of labels, taints and resources: `topology.kubernetes.io/zone`.
 const DOMAINS: [&str; 5] = ["k8s.io", "karpenter.sh", "kubernetes.io", "nvidia.com", "stowage.dev"];
 const HUGE_PAGES: &str = "hugepages-";
+/// MIG slices are called so, and a device that its node does not list counts otherwise if it is one.
+const SLICE: &str = "MIG-";
+/// Greater than the pseudonyms of all slices.
+const BEYOND_SLICES: &str = "MJ";
 /// GPUs of which only the place on their node is known are called so.
 const INDEX: &str = "index-";
 
@@ -39,7 +44,7 @@ pub fn stays(text: &str) -> bool {
     WORDS.contains(&text)
         || is_number(text)
         || text.strip_prefix(INDEX).is_some_and(is_number)
-        || text.starts_with(HUGE_PAGES)
+        || text.strip_prefix(HUGE_PAGES).is_some_and(|size| Bytes::parse_quantity(size).is_ok())
         || is_known_key()
 }
 
@@ -50,14 +55,24 @@ pub fn pseudonyms(texts: &BTreeSet<Box<str>>) -> FxHashMap<Box<str>, Box<str>> {
     let mut pseudonyms = FxHashMap::default();
     let (mut number, mut above) = (0, "");
     let mut gap: Vec<&str> = Vec::new();
+    let is_slice = |text: &str| text.starts_with(SLICE);
     let mut close = |gap: &mut Vec<&str>, above: &str, below: Option<&str>| {
-        let prefix = if gap.is_empty() { String::new() } else { between(above, below) };
+        let prefix = match gap.first() {
+            None => String::new(),
+            Some(first) if is_slice(first) => SLICE.to_owned(),
+            Some(_) => between(above, below),
+        };
         for name in gap.drain(..) {
             number += 1;
             pseudonyms.insert(name.into(), format!("{prefix}{number:0digits$}").into());
         }
     };
     for text in texts {
+        if gap.first().is_some_and(|first| is_slice(first) != is_slice(text)) {
+            let edge = if is_slice(text) { SLICE } else { BEYOND_SLICES };
+            close(&mut gap, above, Some(edge));
+            above = edge;
+        }
         if stays(text) {
             close(&mut gap, above, Some(text));
             above = text;
@@ -75,7 +90,8 @@ fn between(above: &str, below: Option<&str>) -> String {
         text.as_str() > above
             && below.is_none_or(|below| text.as_str() < below && !below.starts_with(text.as_str()))
     };
-    let letters = ('a'..='z').cycle().skip(usize::from(b'x' - b'a')).take(26).map(String::from);
+    let letters =
+        ('a'..='z').cycle().skip(usize::from(b'x' - b'a')).take(26).chain('A'..='Z').map(String::from);
     let longer = ['x', '-', '.', '!'].into_iter().map(|end| format!("{above}{end}"));
     // Between a text and one that begins with it there are only such that go on with a lesser character, and `!` is the least
     // that a name may have.
@@ -103,7 +119,7 @@ mod tests {
     #[test]
     fn mig_slices_stay_mig_slices() {
         let texts = ["Acme", "GPU-b", "MIG-a", "MIG-b", "NVIDIA-H100", "TCP", "node-a"];
-        assert_eq!(written(&texts), ["x1", "x2", "MIG-3", "MIG-4", "MJx5", "TCP", "x6"]);
+        assert_eq!(written(&texts), ["A1", "A2", "MIG-3", "MIG-4", "N5", "TCP", "x6"]);
         assert_eq!(written(&["MIG-a"]), ["MIG-1"]);
     }
 

@@ -1,0 +1,134 @@
+//! A page of a list that fails is asked for again. The watcher begins a list that fails anew, with its first page: of hundreds of
+//! pages, a server that throttles one in a hundred would hardly ever let one list end, and would be asked for more and more.
+//!
+//! Only pages are repeated: a write that is repeated may land after the Lease has passed on, and whoever reads a Lease counts from
+//! when it asked.
+
+use http::{Method, Request, Response, StatusCode, header};
+use kube::client::Body;
+use std::time::Duration;
+use tokio::time::Sleep;
+use tower::retry::Policy;
+
+/// Tries beside the first one.
+const TRIES: u32 = 4;
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// Of a pause that the server asks for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone)]
+pub struct PageRetry {
+    left: u32,
+}
+
+impl Default for PageRetry {
+    fn default() -> Self {
+        Self { left: TRIES }
+    }
+}
+
+impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
+    type Future = Sleep;
+
+    fn retry(&mut self, request: &mut Request<Body>, answer: &mut Result<Response<B>, E>) -> Option<Sleep> {
+        let asked = match answer {
+            Ok(answer) if may_pass(answer.status()) => retry_after(answer),
+            Ok(_) => return None,
+            Err(_) => None,
+        };
+        if !is_page(request) || self.left == 0 {
+            return None;
+        }
+        let pause = FIRST_PAUSE * 2_u32.pow(TRIES - self.left);
+        self.left -= 1;
+        Some(tokio::time::sleep(asked.unwrap_or_default().clamp(pause, LONGEST_PAUSE)))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        let mut again = is_page(request).then(|| Request::new(Body::empty()))?;
+        *again.method_mut() = request.method().clone();
+        *again.uri_mut() = request.uri().clone();
+        *again.headers_mut() = request.headers().clone();
+        Some(again)
+    }
+}
+
+/// Whether the request asks for a page of a list.
+fn is_page(request: &Request<Body>) -> bool {
+    let mut parameters = request.uri().query().unwrap_or_default().split('&');
+    request.method() == Method::GET && parameters.any(|one| one.starts_with("limit="))
+}
+
+/// Whether the same request may be answered otherwise in a moment. An etcd that changes its leader is a 500.
+fn may_pass(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+}
+
+fn retry_after<B>(answer: &Response<B>) -> Option<Duration> {
+    let seconds = answer.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
+    Some(Duration::from_secs(seconds.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    use tokio::time::Instant;
+    use tower::{Service, ServiceBuilder, service_fn};
+
+    /// What the server answers, one after the other; `None` is a connection that broke. Answers the last answer's status, how often
+    /// the server was asked, and for how long it all took.
+    async fn asked(
+        method: Method,
+        uri: &str,
+        answers: &[Option<(u16, &str)>],
+    ) -> (Option<u16>, usize, Duration) {
+        let left = Rc::new(RefCell::new(answers.iter().rev().copied().collect::<Vec<_>>()));
+        let count = left.clone();
+        let server = service_fn(move |_: Request<Body>| {
+            let answer = left.borrow_mut().pop().expect("it is not asked any more");
+            async move {
+                let Some((status, after)) = answer else { return Err("the connection broke") };
+                let answer = Response::builder().status(status).header(header::RETRY_AFTER, after);
+                Ok(answer.body(()).unwrap())
+            }
+        });
+        let mut client = ServiceBuilder::new().retry(PageRetry::default()).service(server);
+        let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
+        let begun = Instant::now();
+        let answer = client.call(request).await.ok().map(|answer| answer.status().as_u16());
+        (answer, answers.len() - count.borrow().len(), begun.elapsed())
+    }
+
+    const PAGE: &str = "http://x/api/v1/pods?&limit=250&continue=abc";
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_is_asked_for_again_until_it_comes() {
+        let (status, times, took) =
+            asked(Method::GET, PAGE, &[None, Some((429, "2")), Some((500, "")), Some((200, ""))]).await;
+        assert_eq!((status, times), (Some(200), 4));
+        assert_eq!(took.as_millis() / 10 * 10, 250 + 2000 + 1000, "and the server says when");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_gone_is_not_asked_for_ever() {
+        let (status, times, took) = asked(Method::GET, PAGE, &[Some((503, "3600")); 9]).await;
+        assert_eq!((status, times), (Some(503), 5));
+        assert!(took <= Duration::from_secs(21), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_will_not_change_and_what_is_no_page_is_asked_for_once() {
+        for (method, uri, status) in [
+            (Method::GET, PAGE, 410),
+            (Method::GET, PAGE, 403),
+            (Method::GET, "http://x/api/v1/pods?&watch=true&timeoutSeconds=60", 503),
+            (Method::GET, "http://x/apis/coordination.k8s.io/v1/namespaces/a/leases/b", 503),
+            (Method::POST, "http://x/api/v1/namespaces/a/pods/b/binding?limit=1", 429),
+        ] {
+            let answers = [Some((status, "1")), Some((200, ""))];
+            assert_eq!(asked(method, uri, &answers).await.1, 1, "{uri}");
+        }
+    }
+}
