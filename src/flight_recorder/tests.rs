@@ -69,6 +69,24 @@ fn what_a_service_does_is_recorded_and_replays() {
     assert_eq!(service.metrics.recording.bytes.get(), recorded(directory.path()).len() as u64);
 }
 
+/// It was removed, or left out of a bundle because it is damaged.
+#[test]
+fn a_segment_that_is_missing_is_a_gap_in_the_recording() {
+    let directory = tempfile::tempdir().unwrap();
+    let service = Service::new(Policy::default());
+    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
+    let recorder = FlightRecorder::start(&options, &service).unwrap();
+    until_recording(&service);
+    for inputs in [0..3, 3..8, 8..10] {
+        inputs.for_each(|n| observe(&service, n));
+        service.record_checkpoint();
+    }
+    recorder.stop();
+    std::fs::remove_file(&Ring::segments(directory.path()).unwrap()[1].path).unwrap();
+    let progress = replayed(&recorded(directory.path())).unwrap();
+    assert_eq!((progress.inputs, progress.gaps, progress.dropped), (5, 1, 5));
+}
+
 #[test]
 fn a_panic_under_the_lock_is_a_gap_in_the_recording() {
     let directory = tempfile::tempdir().unwrap();

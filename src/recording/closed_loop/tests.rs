@@ -253,14 +253,17 @@ fn another_packing_is_played_without_a_policy_file() {
 
 #[test]
 fn what_comes_behind_a_gap_is_left_out_and_it_is_said() {
-    let mut recorded = three_pods();
-    let state = recorded.cluster.export();
-    let checkpoint = Checkpoint { next: 900, after: Gap::Dropped(3), state };
-    recorded.parts.push(Part::Entry(Entry::Checkpoint(Box::new(checkpoint))));
-    recorded.come("w", gib(1));
-    let compared = recorded.under(LoopPolicy::default());
-    assert!(compared.stops_at_gap);
-    assert_eq!(compared.recorded.pods, 3);
+    // The segments between are missing, or say that they are.
+    for after in [Gap::None, Gap::Dropped(3)] {
+        let mut recorded = three_pods();
+        let state = recorded.cluster.export();
+        let checkpoint = Checkpoint { next: 900, after, state };
+        recorded.parts.push(Part::Entry(Entry::Checkpoint(Box::new(checkpoint))));
+        recorded.come("w", gib(1));
+        let compared = recorded.under(LoopPolicy::default());
+        assert!(compared.stops_at_gap, "{after:?}");
+        assert_eq!(compared.recorded.pods, 3);
+    }
 }
 
 #[test]
