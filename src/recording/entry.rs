@@ -38,6 +38,13 @@ pub struct Checkpoint {
     pub state: ClusterState,
 }
 
+impl Checkpoint {
+    /// Whether the entries before lead to it, the next of whose inputs has this number: a segment between may be missing.
+    pub fn continues(&self, next: u64) -> bool {
+        self.after == Gap::None && self.next == next
+    }
+}
+
 /// Whether the recording goes on without a break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

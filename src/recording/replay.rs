@@ -104,11 +104,11 @@ impl Replay {
 
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), ReplayError> {
         let Checkpoint { next, after, state } = checkpoint;
+        if self.cluster.is_some() && after == Gap::None && next < self.next {
+            return Err(ReplayError::Missing { expected: self.next, found: next });
+        }
         match (&self.cluster, after) {
-            (Some(cluster), Gap::None) => {
-                if self.next != next {
-                    return Err(ReplayError::Missing { expected: self.next, found: next });
-                }
+            (Some(cluster), Gap::None) if next == self.next => {
                 if let Some((place, recorded, replayed)) = first_difference(&state, &cluster.export()) {
                     let what = format!("the state before it at {place}");
                     return Err(self.diverged(next, what, recorded, replayed));
@@ -119,9 +119,13 @@ impl Replay {
                 if self.cluster.is_some() {
                     self.progress.gaps += 1;
                 }
-                if let Gap::Dropped(dropped) = after {
-                    self.progress.dropped += dropped;
-                }
+                // A segment may be missing, and what failed to be written was not counted.
+                let missing = if self.cluster.is_some() { next.saturating_sub(self.next) } else { 0 };
+                self.progress.dropped += match after {
+                    Gap::Dropped(dropped) => dropped.max(missing),
+                    Gap::None => missing,
+                    Gap::Start | Gap::Discarded => 0,
+                };
                 self.questions = OpenQuestions::default();
                 self.cluster = Some(Cluster::load(state).map_err(|why| ReplayError::Load { next, why })?);
                 self.next = next;

@@ -7,7 +7,7 @@ use super::stage::ClosedLoop;
 pub use super::tally::LoopSample;
 use super::tally::{FirstPlacement, Tally};
 use crate::ids::{GpuUuid, NodeName};
-use crate::recording::entry::{Entry, Gap, SegmentHeader};
+use crate::recording::entry::{Entry, SegmentHeader};
 use crate::recording::read::Part;
 use crate::scheduling::ledger::LoadError;
 use crate::scheduling::verbs::Input;
@@ -23,6 +23,8 @@ pub struct Comparison<'d> {
     other: LoopPolicy,
     loads: RecordedLoads<'d>,
     segment: Option<SegmentHeader>,
+    /// The number of the next input.
+    next: u64,
     loops: Option<[ClosedLoop<'d>; 2]>,
 }
 
@@ -106,7 +108,7 @@ pub struct PodPlace {
 
 impl<'d> Comparison<'d> {
     pub fn new(demand: &'d RecordedDemand, other: LoopPolicy) -> Self {
-        Self { demand, other, loads: RecordedLoads::new(demand), segment: None, loops: None }
+        Self { demand, other, loads: RecordedLoads::new(demand), segment: None, next: 0, loops: None }
     }
 
     /// Takes in the next part. Answers whether the recording goes on without a gap.
@@ -116,14 +118,18 @@ impl<'d> Comparison<'d> {
             Part::Entry(Entry::Checkpoint(checkpoint)) if self.loops.is_none() => {
                 let at = self.calendar(checkpoint.state.now());
                 let begin = |rule| ClosedLoop::begin(self.demand, rule, checkpoint.state.clone(), at);
+                self.next = checkpoint.next;
                 self.loops = Some([begin(LoopPolicy::default())?, begin(self.other.clone())?]);
             }
-            Part::Entry(Entry::Checkpoint(checkpoint)) => return Ok(checkpoint.after == Gap::None),
+            Part::Entry(Entry::Checkpoint(checkpoint)) => return Ok(checkpoint.continues(self.next)),
             Part::Entry(Entry::Clock(now)) => {
                 let at = self.calendar(*now);
                 self.loops.iter_mut().flatten().for_each(|one| one.advance(*now, at));
             }
-            Part::Entry(Entry::Input(numbered)) => self.input(&numbered.input),
+            Part::Entry(Entry::Input(numbered)) => {
+                self.next = numbered.number + 1;
+                self.input(&numbered.input);
+            }
             Part::Entry(Entry::Answer(_)) => {}
         }
         Ok(true)

@@ -2,7 +2,7 @@
 //! they ran, and what they showed while they did.
 
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
-use crate::recording::entry::{Checkpoint, Entry, Gap, Numbered};
+use crate::recording::entry::{Checkpoint, Entry, Numbered};
 use crate::recording::read::Part;
 use crate::scheduling::kube_filters::{NodeFootprint, Requirements};
 use crate::scheduling::ledger::{
@@ -27,6 +27,8 @@ pub struct RecordedDemand {
     /// The demand stops at a gap: what came after it is not compared.
     pub stops_at_gap: bool,
     has_begun: bool,
+    /// The number of the next input.
+    next: u64,
     /// Pods that were evicted and not replaced yet, by their owners.
     unreplaced: BTreeMap<OwnerUid, Vec<PodUid>>,
     /// What kube-scheduler's filters see of a pod that is not among the pods: if it asks for GPUs, the next input shows it. Other
@@ -86,7 +88,7 @@ impl RecordedDemand {
     pub fn note(&mut self, part: &Part) -> Result<bool, LoadError> {
         match part {
             Part::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => self.begin(checkpoint)?,
-            Part::Entry(Entry::Checkpoint(checkpoint)) if checkpoint.after != Gap::None => {
+            Part::Entry(Entry::Checkpoint(checkpoint)) if !checkpoint.continues(self.next) => {
                 self.stops_at_gap = true;
                 return Ok(false);
             }
@@ -104,6 +106,7 @@ impl RecordedDemand {
 
     fn begin(&mut self, checkpoint: &Checkpoint) -> Result<(), LoadError> {
         let now = checkpoint.state.now();
+        self.next = checkpoint.next;
         (self.has_begun, self.began, self.ended) = (true, now, now);
         let cluster = Cluster::load(checkpoint.state.clone())?;
         let filters = cluster.kube_filters().snapshot();
@@ -122,6 +125,7 @@ impl RecordedDemand {
 
     fn input(&mut self, Numbered { number, input }: &Numbered) {
         let now = self.ended;
+        self.next = number + 1;
         match input {
             Input::PodObserved(observed) => self.observe(&observed.0, *number),
             Input::FilterPodObserved(observed) => self.observe_filters(observed),
