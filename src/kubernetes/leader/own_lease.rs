@@ -254,4 +254,16 @@ mod tests {
         assert!(!leads(&b, 24) && leads(&b, 25));
         assert_eq!(a.resign(spec(&lease)), None, "what is another's is not given up");
     }
+
+    #[test]
+    fn a_lease_whose_holder_someone_cleared_is_acted_on_once_the_holder_must_have_noticed() {
+        let (mut a, mut b) = (candidate("a"), candidate("b"));
+        let held = established(&mut a, 0..=20);
+        let cleared = stored(LeaseSpec { holder_identity: Some(String::new()), ..spec(&held).clone() });
+        let lease = taken(b.step(Some(&cleared), at(21), wall(1001)));
+        b.wrote(at(21), &lease);
+        assert!(leads(&a, 25), "it has not read the Lease since");
+        b.wrote(at(30), &lease);
+        assert!(!leads(&b, 34) && leads(&b, 35));
+    }
 }
