@@ -14,6 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 /// Kubernetes components' own default: long enough to outlive a busy API server, short enough to wait for.
 const DURATION_SECONDS: i32 = 15;
 const DURATION: Millis = Millis::seconds(DURATION_SECONDS as u64);
+/// The duration of a Lease that was given up, as client-go writes it.
+const RESIGNED_SECONDS: i32 = 1;
 
 #[derive(Debug)]
 pub struct LeaseCandidate {
@@ -46,8 +48,12 @@ impl LeaseCandidate {
         match reading.holder.as_deref() {
             Some(holder) if holder == self.identity => Some(renewed(&spec, wall)),
             None => {
-                // Its holder had stopped writing before it gave the Lease up.
-                self.inherits = self.succession.after_a_last_send_at(now);
+                self.inherits = match spec.lease_duration_seconds {
+                    // Its holder had stopped writing before it gave the Lease up.
+                    Some(RESIGNED_SECONDS) => self.succession.after_a_last_send_at(now),
+                    // Someone else has cleared it, and the holder may not have noticed yet.
+                    _ => self.succession.after_a_renewal_at(now, DURATION),
+                };
                 Some(self.acquired(next, wall))
             }
             Some(_) => {
@@ -79,7 +85,7 @@ impl LeaseCandidate {
         // As client-go releases it: without a holder, and expiring at once.
         is_ours.then(|| LeaseSpec {
             holder_identity: Some(String::new()),
-            lease_duration_seconds: Some(1),
+            lease_duration_seconds: Some(RESIGNED_SECONDS),
             ..lease.clone()
         })
     }
