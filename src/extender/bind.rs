@@ -268,7 +268,7 @@ fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid
         Ok(Some(PodOnRecord { uid: found, node, devices, borrows, is_over, .. })) if found == *uid => {
             match node {
                 Some(node) => PodRead::Bound { node, devices, borrows },
-                // The API server binds no pod that is being deleted, whatever finalizers keep it.
+                // The API server binds no pod that has ended or is being deleted, whatever finalizers keep it.
                 None if is_over => PodRead::Gone,
                 None => PodRead::Unbound,
             }
