@@ -53,10 +53,11 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
     }
 }
 
-/// Whether the request asks for a page of a list.
+/// Whether the request asks for a page of a list behind the first one. With the first one nothing is lost, and whoever asked
+/// hears at once what is wrong.
 fn is_page(request: &Request<Body>) -> bool {
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
-    request.method() == Method::GET && parameters.any(|one| one.starts_with("limit="))
+    request.method() == Method::GET && parameters.any(|one| one.starts_with("continue="))
 }
 
 /// Whether the same request may be answered otherwise in a moment. An etcd that changes its leader is a 500.
@@ -123,9 +124,10 @@ mod tests {
         for (method, uri, status) in [
             (Method::GET, PAGE, 410),
             (Method::GET, PAGE, 403),
+            (Method::GET, "http://x/api/v1/pods?&limit=250", 503),
             (Method::GET, "http://x/api/v1/pods?&watch=true&timeoutSeconds=60", 503),
             (Method::GET, "http://x/apis/coordination.k8s.io/v1/namespaces/a/leases/b", 503),
-            (Method::POST, "http://x/api/v1/namespaces/a/pods/b/binding?limit=1", 429),
+            (Method::POST, "http://x/api/v1/namespaces/a/pods/b/binding?continue=1", 429),
         ] {
             let answers = [Some((status, "1")), Some((200, ""))];
             assert_eq!(asked(method, uri, &answers).await.1, 1, "{uri}");
