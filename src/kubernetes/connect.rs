@@ -58,7 +58,7 @@ pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     }
 }
 
-/// The client does not throttle, and repeats nothing by itself but [pages of lists](super::page_retry): every caller handles its
+/// The client does not throttle, and repeats nothing by itself but pages of lists (`page_retry`): every caller handles its
 /// failures, and a write that is repeated automatically may arrive after the Lease has passed on. What the kernel still sends when
 /// a request is given up, and what the API server has begun, ends by [`WriteTimes`].
 pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
