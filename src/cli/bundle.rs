@@ -53,7 +53,7 @@ impl BundleArgs {
             let mut out = OpenOptions::new().write(true).open(&self.file).with_context(unwritten)?;
             return Ok(warned_of(&self.write_to(&mut out).await?));
         }
-        // It comes under its name when it is whole. What is read may be called as it, so that this one has a name of its own.
+        // It comes under its name when it is whole. Until then it has a name that no file has: `--from` may read any.
         let name = self.file.file_name().with_context(unwritten)?.to_string_lossy();
         let part = self.file.with_file_name(format!(".{name}.{}.part", std::process::id()));
         let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);

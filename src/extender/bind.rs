@@ -233,7 +233,7 @@ impl BindTask {
         info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
         if order.shows_reservation {
             let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
-            // Clears the reservation's condition. If this fails, the reservation expires before any reader relies on it.
+            // Clears the reservation's condition. If this fails, the planner clears it for as long as the pod shows it.
             writes.spawn(async move {
                 control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
             });

@@ -36,6 +36,15 @@ fn until_recording(service: &Service) {
     until(|| service.recording().is_some_and(RecordingTap::is_recording));
 }
 
+fn recording() -> (tempfile::TempDir, Arc<Service>, FlightRecorder) {
+    let directory = tempfile::tempdir().unwrap();
+    let service = Service::new(Policy::default());
+    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
+    let recorder = FlightRecorder::start(&options, &service).unwrap();
+    until_recording(&service);
+    (directory, service, recorder)
+}
+
 fn replayed(bytes: &[u8]) -> Result<Progress, String> {
     let mut replay = Replay::default();
     for part in Reader::new(bytes) {
@@ -72,11 +81,7 @@ fn what_a_service_does_is_recorded_and_replays() {
 /// It was removed, or left out of a bundle because it is damaged.
 #[test]
 fn a_segment_that_is_missing_is_a_gap_in_the_recording() {
-    let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
-    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
-    let recorder = FlightRecorder::start(&options, &service).unwrap();
-    until_recording(&service);
+    let (directory, service, recorder) = recording();
     for inputs in [0..3, 3..8, 8..10] {
         inputs.for_each(|n| observe(&service, n));
         service.record_checkpoint();
@@ -89,11 +94,7 @@ fn a_segment_that_is_missing_is_a_gap_in_the_recording() {
 
 #[test]
 fn a_panic_under_the_lock_is_a_gap_in_the_recording() {
-    let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
-    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
-    let recorder = FlightRecorder::start(&options, &service).unwrap();
-    until_recording(&service);
+    let (directory, service, recorder) = recording();
     observe(&service, 1);
     let panics = std::panic::AssertUnwindSafe(|| {
         let _cluster = service.cluster();
@@ -109,11 +110,7 @@ fn a_panic_under_the_lock_is_a_gap_in_the_recording() {
 
 #[test]
 fn a_torn_tail_costs_what_was_torn_and_no_more() {
-    let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
-    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
-    let recorder = FlightRecorder::start(&options, &service).unwrap();
-    until_recording(&service);
+    let (directory, service, recorder) = recording();
     (0..5).for_each(|n| observe(&service, n));
     recorder.stop();
     let whole = recorded(directory.path());

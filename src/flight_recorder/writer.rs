@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_millis(50);
 const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
 /// The same for the time between two checkpoints if entries were dropped or are many.
 const CHECKPOINTS_APART: (Duration, u32) = (Duration::from_secs(1), 100);
-/// A disk that was slow once, for longer than the checkpoint itself takes, does not count for longer than this.
+/// A checkpoint may take long because the disk was slow once: the next one waits no longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Between a write that failed and the next attempt: a full disk does not empty by itself within a second.
 const RETRY_AFTER: Duration = Duration::from_secs(15);
@@ -136,10 +136,9 @@ impl<S: Segments> Writer<S> {
             // While the queue is full there is no use in going on.
             _ => !is_recording && is_empty,
         };
-        // However long a checkpoint takes: the size of a segment is bounded.
-        let is_full =
-            is_due && self.segment.as_ref().is_some_and(|segment| segment.is_full() && is_recording);
-        if is_full || is_due && now >= self.checkpoint_at {
+        // A full segment ends however long its checkpoint took: its size is bounded.
+        let is_full = is_recording && self.segment.as_ref().is_some_and(OpenSegment::is_full);
+        if is_due && (is_full || now >= self.checkpoint_at) {
             self.segment.iter_mut().for_each(|segment| segment.is_ending = true);
             service.record_checkpoint();
         }

@@ -1,8 +1,8 @@
-//! A page of a list that fails is asked for again. The watcher begins a list that fails anew, with its first page: of hundreds of
-//! pages, a server that throttles one in a hundred would hardly ever let one list end, and would be asked for more and more.
+//! Repeats requests for pages of lists, all but the first. The watcher starts a list that fails with its first page again: of
+//! hundreds of pages, an API server that throttles one in a hundred would hardly ever let a list end.
 //!
-//! Only pages are repeated: a write that is repeated may land after the Lease has passed on, and whoever reads a Lease counts from
-//! when it asked.
+//! Nothing else is repeated: a repeated write may land after the Lease has passed on, and a failed read of a Lease has to be noticed
+//! at once.
 
 use http::{Method, Request, Response, StatusCode, header};
 use kube::client::Body;
@@ -36,7 +36,7 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
             Ok(_) => return None,
             Err(_) => None,
         };
-        if !is_page(request) || self.left == 0 {
+        if !is_later_page(request) || self.left == 0 {
             return None;
         }
         let pause = FIRST_PAUSE * 2_u32.pow(TRIES - self.left);
@@ -45,7 +45,7 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        let mut again = is_page(request).then(|| Request::new(Body::empty()))?;
+        let mut again = is_later_page(request).then(|| Request::new(Body::empty()))?;
         *again.method_mut() = request.method().clone();
         *again.uri_mut() = request.uri().clone();
         *again.headers_mut() = request.headers().clone();
@@ -53,9 +53,9 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
     }
 }
 
-/// Whether the request asks for a page of a list behind the first one. With the first one nothing is lost, and whoever asked
-/// hears at once what is wrong.
-fn is_page(request: &Request<Body>) -> bool {
+/// Whether the request asks for a page behind the first one. A first page that fails costs no other page, and a command reports
+/// the failure at once.
+fn is_later_page(request: &Request<Body>) -> bool {
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
     request.method() == Method::GET && parameters.any(|one| one.starts_with("continue="))
 }

@@ -1,5 +1,5 @@
-//! Conditions that say something else than what is so: a pending pod's reservation that has ended, none where there is one, an
-//! eviction that nobody wants any more. Each is written again for as long as its pod shows it.
+//! Conditions that say something else than what is so: a reservation that has ended, none where there is one, an eviction that
+//! nobody wants any more. Each is written again for as long as its pod shows it.
 //!
 //! A write may be lost, or land after one that came later, and a leader may die before it writes. So what counts is what the
 //! watch shows. Nothing is written again before the first write has had time to appear in the watch.

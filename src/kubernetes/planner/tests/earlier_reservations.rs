@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::scheduling::verbs::wait::{ReleaseReservation, Reserve};
+use tokio::sync::oneshot;
 
 /// The reservation that `serving` had.
 fn release(bench: &PlannerFixture) -> Reservation {
@@ -16,14 +17,31 @@ fn reserve_as_the_verb_does(bench: &PlannerFixture, first: Reservation) {
     bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
 }
 
-#[tokio::test]
-async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written() {
+/// A reservation with victims is given up while it is being written.
+async fn released_while_it_is_written() -> (PlannerFixture, Reservation, oneshot::Sender<()>) {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(bound("other", "n", 1, -10));
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
     let first = release(&bench);
+    (bench, first, answer)
+}
+
+/// A reservation without victims is given up while its nomination is being written, and the verb makes one with a victim.
+async fn held_again_while_its_nomination_is_written() -> (PlannerFixture, oneshot::Sender<()>) {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("serving", 50, 100));
+    let answer = stall_write(&mut bench).await;
+    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench.show(bound("job", "n", 60, -10));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    (bench, answer)
+}
+
+#[tokio::test]
+async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written() {
+    let (mut bench, first, answer) = released_while_it_is_written().await;
     bench.begin_tick();
     // Its write takes long.
     reserve_as_the_verb_does(&bench, first);
@@ -37,12 +55,7 @@ async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written
 
 #[tokio::test]
 async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier_reservation() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    bench.show(bound("job", "n", 60, -10));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    let (mut bench, answer) = held_again_while_its_nomination_is_written().await;
     answer.send(()).unwrap();
     let mut written = bench.settle().await;
     written.extend(bench.written_within(3).await);
@@ -51,12 +64,7 @@ async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier
 
 #[tokio::test]
 async fn a_gate_is_not_lifted_for_an_earlier_reservation_although_the_watch_shows_its_nomination() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    bench.show(bound("job", "n", 60, -10));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    let (mut bench, answer) = held_again_while_its_nomination_is_written().await;
     bench.show_nominated("serving", "n");
     answer.send(()).unwrap();
     let written = bench.settle().await;
@@ -65,12 +73,7 @@ async fn a_gate_is_not_lifted_for_an_earlier_reservation_although_the_watch_show
 
 #[tokio::test]
 async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_failed() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("job", "n", 60, -10));
-    bench.show(bound("other", "n", 1, -10));
-    bench.show(gated("serving", 50, 100));
-    let answer = stall_write(&mut bench).await;
-    let first = release(&bench);
+    let (mut bench, first, answer) = released_while_it_is_written().await;
     reserve_as_the_verb_does(&bench, first);
     *bench.recorder.deaf.lock() = true;
     answer.send(()).unwrap();
