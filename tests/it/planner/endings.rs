@@ -4,6 +4,7 @@
 use super::world::{PlannerCluster, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
+use stowage::kubernetes::objects::DISRUPTION_TARGET_CONDITION;
 use stowage::lab::demo::agents::DemoAgents;
 use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::lab::demo::stowage::Stowage;
@@ -99,6 +100,28 @@ async fn deleting_the_preemptor_ends_its_reservation_and_keeps_victims_not_yet_e
     assert_eq!((world.pods().len(), world.leaving()), (1, names([])));
     world.create(job("next", 35));
     world.bound("next").await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_victim_is_not_evicted_if_its_preemptor_goes_while_the_victims_condition_is_written() {
+    let world = PlannerCluster::new(&[machine("a", 1)]).await;
+    world.fill([job("one", 60)]).await;
+    let api = &world.setup().api;
+    // The first write shows the reservation, the second one tells the victim.
+    api.faults().next_of("stowage", Operation::PodStatus, 1, InjectedFault::AnswersLate(Duration::ZERO));
+    api.faults().next_of("stowage", Operation::PodStatus, 1, InjectedFault::AnswersWhenReleased);
+    world.create(gated(serving("serving", 60)));
+    api.held().until("stowage", Operation::PodStatus, "one").await;
+    api.delete_now("pods/default/serving").unwrap();
+    world.until_so("nothing is held", |world| world.holds() == 0).await;
+    assert_eq!(api.held().release("stowage", Operation::PodStatus), 1);
+    let is_told = |world: &PlannerCluster, status: &str| {
+        let condition = world.condition("one", DISRUPTION_TARGET_CONDITION);
+        condition.is_some_and(|condition| condition["status"] == status)
+    };
+    world.until_so("the victim is told that it stays", |world| is_told(world, "False")).await;
+    assert_eq!((world.pods(), world.leaving()), (names(["one"]), names([])));
     world.stop().await;
 }
 

@@ -1,10 +1,12 @@
 //! The steps after a bind request, one answer of the API server at a time.
 
 use super::*;
+use crate::ids::LeaderEpoch;
+use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
 use crate::scheduling::verbs::observe::PodDeleted;
-use crate::scheduling::verbs::tick::ClockAdvanced;
+use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded};
 use crate::scheduling::vocabulary::demand::Sharing;
 
 const LANDING: Millis = Millis::seconds(16);
@@ -64,6 +66,11 @@ impl BindFixture {
         self.cluster.apply(PodDeleted(uid("p")));
         self.cluster.wait("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
         open
+    }
+
+    /// The Lease is taken for the `nth` time, by this replica.
+    fn lead(&mut self, nth: i32) {
+        self.cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", nth, "nonce")));
     }
 
     fn pass(&mut self, time: Millis) {
@@ -245,4 +252,40 @@ fn the_end_of_an_earlier_loop_does_not_settle_what_has_been_written_since() {
     let step = bench.answered(&again, SETTLING, BindingAnswer::Refused);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     assert!(bench.is_assumed(), "the first of the two may land");
+}
+
+/// Between the two terms another replica led, and may have allocated the GPUs to other pods.
+#[test]
+fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_write_of_it_can_land() {
+    let mut bench = BindFixture::new();
+    bench.lead(1);
+    let decision = bench.ask("a");
+    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
+    bench.settle(&decision);
+    bench.cluster.apply(LeadershipEnded);
+    bench.lead(3);
+    let step = bench.read(&decision, SETTLING, PodRead::Unbound);
+    assert!(matches!(step, BindingStep::Pause(_)), "the earlier write may land: {step:?}");
+    let asked = BindAsked::of(&bench.cluster, &uid("p"), &node("a")).unwrap();
+    let unsettled = AssumeConflict::Unsettled { node: node("a") };
+    assert_eq!(bench.cluster.apply(asked), Err(BindRefusal::Conflict(unsettled)));
+    assert!(bench.is_assumed());
+    bench.pass(LANDING + Millis(1));
+    assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
+    assert!(!bench.is_assumed(), "the GPU is free");
+    assert_eq!(bench.cluster.unsettled_bindings(), 0);
+    assert!(bench.ask("a").is_new, "and allocated in the present term");
+}
+
+#[test]
+fn a_placement_of_an_earlier_term_that_was_written_is_the_pods() {
+    let mut bench = BindFixture::new();
+    bench.lead(1);
+    let decision = bench.ask("a");
+    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
+    bench.settle(&decision);
+    bench.lead(3);
+    bench.pass(LANDING + Millis(1));
+    let pod = PodRead::Bound { node: node("a"), devices: None, borrows: false };
+    assert_eq!(bench.read(&decision, SETTLING, pod), BindingStep::Bound);
 }
