@@ -132,10 +132,19 @@ impl BindTask {
         }
         drop(step);
         let BindDecision {
-            placement, demand, shows_reservation, policy, is_new, wakes, begun, unplaced, ..
+            placement,
+            demand,
+            shows_reservation,
+            policy,
+            epoch,
+            is_new,
+            wakes,
+            begun,
+            unplaced,
+            ..
         } = decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
-        let order = BindOrder { key, uid, demand, placement, shows_reservation, policy };
+        let order = BindOrder { key, uid, demand, placement, shows_reservation, policy, epoch };
         let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
         task.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await?;
         if wakes && is_new {
@@ -209,7 +218,7 @@ impl BindTask {
             stage,
             begun,
             answer,
-            latest_landing: Millis(control_plane.latest_landing().as_millis() as u64),
+            latest_landing: self.latest_landing(),
         })
     }
 
@@ -224,7 +233,12 @@ impl BindTask {
         }
         let (uid, placement) = (order.uid.clone(), order.placement.clone());
         let pod = pod_read(record, &uid);
-        service.cluster().apply(BindingRead { uid, placement, stage, pod })
+        let latest_landing = self.latest_landing();
+        service.cluster().apply(BindingRead { uid, placement, stage, pod, latest_landing })
+    }
+
+    fn latest_landing(&self) -> Millis {
+        Millis(self.extender.control_plane.latest_landing().as_millis() as u64)
     }
 
     fn bound(&self, order: &BindOrder) {

@@ -234,7 +234,9 @@ async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> Aud
     match is_due(control_plane, victim).await {
         Ok(true) => {
             let why = EvictionReason::Conflict { with: victim.stays.clone(), gpu: victim.gpu.clone() };
-            AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await)
+            // The reads are the latest that is known of both pods.
+            let is_due = || true;
+            AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why, &is_due).await)
         }
         Ok(false) | Err(ControlPlaneError::Gone) => AuditEvictionOutcome::Over,
         Err(error) => AuditEvictionOutcome::Unread(error.to_string()),
@@ -296,7 +298,7 @@ fn code(outcome: &AuditEvictionOutcome) -> &'static str {
     match outcome {
         AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) => "written",
         AuditEvictionOutcome::Tried(EvictionOutcome::Gone) => "gone",
-        AuditEvictionOutcome::Tried(EvictionOutcome::TryLater { .. }) => "later",
+        AuditEvictionOutcome::Tried(EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff) => "later",
         AuditEvictionOutcome::Tried(EvictionOutcome::Refused { .. }) => "refused",
         AuditEvictionOutcome::Tried(EvictionOutcome::Unknown { .. }) | AuditEvictionOutcome::Unread(_) => {
             "unknown"

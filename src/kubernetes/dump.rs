@@ -7,8 +7,8 @@
 use super::index::ClusterIndex;
 use super::objects;
 use super::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
-    PodOnRecord, StatusChange,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
+    PodEvent, PodOnRecord, StatusChange,
 };
 use crate::ids::{NodeName, PodKey, PodUid, printable};
 use crate::scheduling::policy::NamespaceLabels;
@@ -368,6 +368,7 @@ impl ControlPlane for DumpControlPlane {
         _: &'a PodKey,
         _: &'a PodUid,
         _: &'a EvictionReason,
+        _: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
         let message = "a dump has no kubelets: no pod can be evicted".into();
         ready(EvictionOutcome::Refused { message }).boxed()

@@ -2,7 +2,7 @@
 //! nothing.
 
 use super::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
     NominationChange, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
 };
 use crate::ids::{PodKey, PodUid};
@@ -63,9 +63,10 @@ impl ObservedControlPlane {
             EvictionOutcome::Evicted => (ActivityKind::Evicted, why.to_string()),
             EvictionOutcome::Refused { message } => (ActivityKind::NotEvicted, message.clone()),
             // It is tried again, or there is no such pod any more.
-            EvictionOutcome::Gone | EvictionOutcome::TryLater { .. } | EvictionOutcome::Unknown { .. } => {
-                return;
-            }
+            EvictionOutcome::Gone
+            | EvictionOutcome::TryLater { .. }
+            | EvictionOutcome::CalledOff
+            | EvictionOutcome::Unknown { .. } => return,
         };
         self.add(Activity { reason: why.reason(), text, ..Activity::of(kind, key, uid) });
     }
@@ -123,8 +124,9 @@ impl ControlPlane for ObservedControlPlane {
         key: &'a PodKey,
         uid: &'a PodUid,
         why: &'a EvictionReason,
+        is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
-        let evicting = self.inner.evict(key, uid, why);
+        let evicting = self.inner.evict(key, uid, why, is_due);
         evicting.inspect(move |outcome| self.add_eviction(key, uid, why, outcome)).boxed()
     }
 
@@ -168,7 +170,7 @@ mod tests {
         let change = StatusChange::reservation(reservation);
         observed.write_status(&key("a"), &uid("a"), &change).await.unwrap();
         observed.record_event(event(PodEventReason::Reserved));
-        observed.evict(&key("b"), &uid("b"), &EvictionReason::Preempted { by: key("a") }).await;
+        observed.evict(&key("b"), &uid("b"), &EvictionReason::Preempted { by: key("a") }, &|| true).await;
         observed.record_event(event(PodEventReason::GpuLost));
         let entries = service.activity.after(0);
         let noted: Vec<String> = entries

@@ -2,7 +2,8 @@
 
 use super::port::{
     BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome,
-    EvictionReason, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange, StatusChange,
+    EvictionReason, IsDue, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange,
+    StatusChange,
 };
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -119,6 +120,7 @@ impl ControlPlane for Recorder {
         key: &'a PodKey,
         _: &'a PodUid,
         why: &'a EvictionReason,
+        _: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
         self.write(key, &format!("evict {}", why.reason()));
         let outcome = self.evictions.lock().get(&*key.name).cloned().unwrap_or(EvictionOutcome::Evicted);

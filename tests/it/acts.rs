@@ -87,7 +87,7 @@ impl Leader {
     }
 
     async fn evict(&self, name: &str, uid: &PodUid) -> EvictionOutcome {
-        self.control_plane.evict(&key(name), uid, &for_llama()).await
+        self.control_plane.evict(&key(name), uid, &for_llama(), &|| true).await
     }
 
     async fn write(&self, name: &str, uid: &PodUid, change: StatusChange) -> Result<(), ControlPlaneError> {
@@ -228,7 +228,7 @@ async fn every_other_eviction_response_has_its_outcome() {
     let (uid, hasty) = (leader.running("victim"), leader.hasty());
     let evict_in_vain = async |fault| {
         leader.api.faults().next(Operation::Eviction, 1, fault);
-        let outcome = hasty.evict(&key("victim"), &uid, &for_llama()).await;
+        let outcome = hasty.evict(&key("victim"), &uid, &for_llama(), &|| true).await;
         assert!(matches!(outcome, EvictionOutcome::Unknown { .. }), "{fault:?}: {outcome:?}");
         // If the limit passed before the request was sent, no request met the fault.
         leader.api.faults().clear();

@@ -79,11 +79,13 @@ impl TestReplica {
             ledger.pod_states().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
         let asked = BindAsked::of(&ledger, &uid, &node_name(node)).unwrap();
-        let Ok(BindAnswer::Write(BindDecision { placement, is_new: true, .. })) = ledger.apply(asked) else {
+        let Ok(BindAnswer::Write(BindDecision { placement, epoch, is_new: true, .. })) = ledger.apply(asked)
+        else {
             panic!("{name} was assumed before")
         };
         let policy = ledger.policy().digest;
-        BindOrder { key: entry.key, uid, demand: entry.demand, placement, shows_reservation: false, policy }
+        let (key, demand) = (entry.key, entry.demand);
+        BindOrder { key, uid, demand, placement, shows_reservation: false, policy, epoch }
     }
 
     async fn bind(&self, name: &str, node: &str) -> BindOrder {

@@ -29,7 +29,7 @@ use stowage::kubernetes::index::ClusterIndex;
 use stowage::kubernetes::observed::ObservedControlPlane;
 use stowage::kubernetes::port::{
     AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
+    IsDue, PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
 };
 use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::{PodPhase, PodState};
@@ -141,8 +141,9 @@ impl ControlPlane for Scripted {
         key: &'a PodKey,
         uid: &'a PodUid,
         why: &'a EvictionReason,
+        is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
-        self.dump.evict(key, uid, why)
+        self.dump.evict(key, uid, why, is_due)
     }
 
     fn remove_scheduling_gate<'a>(

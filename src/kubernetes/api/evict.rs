@@ -6,7 +6,7 @@ use super::failure::{ApiFailure, FailureCause};
 use super::{ApiControlPlane, post, within};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{
-    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PodEvent,
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue, PodEvent,
     PodEventReason, StatusChange,
 };
 use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
@@ -21,6 +21,7 @@ impl ApiControlPlane {
         key: &PodKey,
         uid: &PodUid,
         why: &EvictionReason,
+        is_due: &IsDue<'_>,
     ) -> EvictionOutcome {
         if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
@@ -34,7 +35,10 @@ impl ApiControlPlane {
         if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
-        let outcome = match self.post_eviction_or_delete(key, uid).await {
+        if !is_due() {
+            return EvictionOutcome::CalledOff;
+        }
+        let outcome = match self.post_eviction_or_delete(key, uid, is_due).await {
             Ok(()) => EvictionOutcome::Evicted,
             Err(failure) => self.not_evicted(key, uid, failure).await,
         };
@@ -63,14 +67,19 @@ impl ApiControlPlane {
 
     /// Uses the Eviction API, and deletes the pod only if nothing but a budget that the pod's class ignores refuses the
     /// eviction.
-    async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
+    async fn post_eviction_or_delete(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        is_due: &IsDue<'_>,
+    ) -> Result<(), ApiFailure> {
         let refused = match self.post_eviction(key, uid).await {
             Err(failure) if failure.is_of_budgets() => failure,
             answer => return answer,
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
         let waits = self.service.cluster().waits_for_budgets(uid);
-        if waits || self.open().is_err() { Err(refused) } else { self.delete(key, uid).await }
+        if waits || self.open().is_err() || !is_due() { Err(refused) } else { self.delete(key, uid).await }
     }
 
     /// The grace period that a victim gets whose own is longer than others wait for, in seconds.

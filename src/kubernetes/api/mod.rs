@@ -11,8 +11,8 @@ mod status;
 use super::events::EventRecorder;
 use super::objects;
 use super::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
-    PodOnRecord, StatusChange, WriteTimes,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
+    PodEvent, PodOnRecord, StatusChange, WriteTimes,
 };
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::service::Service;
@@ -58,6 +58,11 @@ impl ApiControlPlane {
             Ok(epoch) => epoch,
             Err(reason) => return BindOutcome::Refused { message: reason.into() },
         };
+        if order.epoch.as_ref() != Some(&epoch) {
+            let message =
+                "the placement is of an earlier term of this replica, and another may have led since".into();
+            return BindOutcome::Refused { message };
+        }
         let BindOrder { key, uid, demand, placement, .. } = order;
         let binding = objects::binding(key, uid, demand, placement, &self.cdi_kind, &epoch);
         let (pods, params) = (self.pods(key), post());
@@ -200,9 +205,10 @@ impl ControlPlane for ApiControlPlane {
         key: &'a PodKey,
         uid: &'a PodUid,
         why: &'a EvictionReason,
+        is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
         Box::pin(async move {
-            let outcome = self.mark_and_evict(key, uid, why).await;
+            let outcome = self.mark_and_evict(key, uid, why, is_due).await;
             self.count("evict", outcome.code());
             outcome
         })

@@ -106,7 +106,7 @@ impl Planner {
         let (code, has_failed) = match &outcome {
             EvictionOutcome::Evicted => ("written", false),
             EvictionOutcome::Gone => ("gone", false),
-            EvictionOutcome::TryLater { .. } => ("later", true),
+            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff => ("later", true),
             EvictionOutcome::Refused { .. } => ("refused", true),
             EvictionOutcome::Unknown { .. } => ("unknown", false),
         };

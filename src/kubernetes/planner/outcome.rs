@@ -238,6 +238,7 @@ pub(super) fn tried(
             attempt.done(now + SHOWS_WITHIN);
         }
         EvictionOutcome::Gone => attempt.done(now + SHOWS_WITHIN),
+        EvictionOutcome::CalledOff => attempt.failed(now, pauses, Millis(0)),
         EvictionOutcome::TryLater { after } => {
             let after = after.map_or(0, |after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
             attempt.failed(now, pauses, Millis(after));

@@ -256,9 +256,15 @@ pub async fn perform(
             {
                 span.set("stowage.preemptor.uid", preemptor.to_string());
             }
-            let outcome = span.around(control_plane.evict(&key, &uid, &why)).await;
+            let is_due = || is_still_due(&service.cluster(), &uid, &why, &task);
+            let outcome = span.around(control_plane.evict(&key, &uid, &why, &is_due)).await;
             span.set("stowage.outcome", outcome.code());
-            WriteOutcome::Evicted { key, uid, task, outcome }
+            match outcome {
+                EvictionOutcome::CalledOff => {
+                    WriteOutcome::Dropped(PlannerWrite::Evict { key, uid, why, task })
+                }
+                outcome => WriteOutcome::Evicted { key, uid, task, outcome },
+            }
         }
         PlannerWrite::LiftGate { key, uid, reservation } => {
             let span = service.traces().write("lift scheduling gate", &uid, &key);

@@ -12,7 +12,7 @@ pub use status_change::{
     ReservationChange, StatusChange, WakeAnswer,
 };
 
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, listed};
+use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey, PodUid, listed};
 use crate::scheduling::policy::Digest;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
@@ -45,13 +45,15 @@ pub trait ControlPlane: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
     /// Evicts through the Eviction API, subject to disruption budgets. Writes the reason into the pod's condition before, and
-    /// records an Event after it. A pod of another UID is left alone. Until the eviction is retried the pod keeps its
-    /// condition; the planner cancels what nobody wants any more.
+    /// records an Event after it. Writing the condition may take long: the pod is evicted if `is_due` still says so then. A pod
+    /// of another UID is left alone. Until the eviction is retried the pod keeps its condition; the planner cancels what nobody
+    /// wants any more.
     fn evict<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
         why: &'a EvictionReason,
+        is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome>;
 
     /// Removes the gate `stowage.dev/plan` from the pod, and no other. A pod without it is no error. A pod of another UID is
@@ -66,6 +68,9 @@ pub trait ControlPlane: Send + Sync + 'static {
     fn record_event(&self, event: PodEvent);
 }
 
+/// Whether what a pod is to be evicted for still holds.
+pub type IsDue<'a> = dyn Fn() -> bool + Sync + 'a;
+
 /// One pod to bind.
 #[derive(Debug, Clone)]
 pub struct BindOrder {
@@ -77,6 +82,8 @@ pub struct BindOrder {
     pub shows_reservation: bool,
     /// The policy that chose the placement.
     pub policy: Digest,
+    /// The epoch in which the placement was chosen. In another one the Binding is refused.
+    pub epoch: Option<LeaderEpoch>,
 }
 
 /// The result of a Binding.

@@ -142,6 +142,8 @@ pub enum EvictionOutcome {
         /// The pause that the API server asks for, if any.
         after: Option<Duration>,
     },
+    /// Nothing was done: what the pod was to be evicted for is over.
+    CalledOff,
     /// Nothing was done, and a retry will not help.
     Refused { message: String },
     /// No answer, or an inconclusive one: it may have been evicted.
@@ -155,6 +157,7 @@ impl EvictionOutcome {
             Self::Evicted => "written",
             Self::Gone => "gone",
             Self::TryLater { .. } => "later",
+            Self::CalledOff => "called-off",
             Self::Refused { .. } => "refused",
             Self::Unknown { .. } => "unknown",
         }
@@ -166,6 +169,7 @@ impl fmt::Display for EvictionOutcome {
         match self {
             Self::Evicted => f.write_str("evicted"),
             Self::Gone => f.write_str("the pod is gone"),
+            Self::CalledOff => f.write_str("called off"),
             Self::TryLater { after: None } => f.write_str("not allowed at the moment"),
             Self::TryLater { after: Some(after) } => {
                 write!(

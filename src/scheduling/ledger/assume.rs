@@ -224,7 +224,9 @@ impl Ledger {
             PodPhase::Bound(bound) => {
                 return Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() });
             }
-            PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
+            PodPhase::Assumed(assumed)
+                if assumed.placement.node == *node && assumed.epoch.as_ref() == self.leader() =>
+            {
                 return Ok(AssumeResult::InFlight(assumed.placement.clone()));
             }
             PodPhase::Assumed(assumed) => {
@@ -244,7 +246,8 @@ impl Ledger {
             ),
             None => (None, None),
         };
-        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), starting, start));
+        let epoch = self.leader().cloned();
+        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), epoch, starting, start));
         self.forget_start_if_woken(uid);
         Ok(AssumeResult::New(placement))
     }

@@ -10,7 +10,7 @@
 
 use super::start_times::PodStart;
 use super::waiting_pod::{FilterRefusal, SoftReservation, WaitingPod};
-use crate::ids::{GpuUuid, NodeName, PodKey};
+use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan};
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
@@ -48,6 +48,9 @@ pub enum PodPhase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssumedPod {
     pub placement: Placement,
+    /// The epoch of the decision. In another one its Binding is not written: another leader may have allocated the GPUs since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<LeaderEpoch>,
     /// What it goes back to if the Binding fails.
     pub before: WaitingPod,
 }
@@ -122,17 +125,18 @@ impl PodState {
         Self { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
     }
 
-    /// The pod is about to be bound as `placement` says; until `starting` no other engine may start on its GPUs.
+    /// The pod is about to be bound as `placement` says, in this epoch; until `starting` no other engine may start on its GPUs.
     pub(super) fn assume(
         &mut self,
         placement: Placement,
+        epoch: Option<LeaderEpoch>,
         starting: Option<Moment>,
         start: Option<Arc<PodStart>>,
     ) {
         (self.starting, self.start) = (starting, start);
         if let PodPhase::Waiting(before) = &mut self.phase {
             let before = std::mem::take(&mut **before);
-            self.phase = PodPhase::Assumed(Box::new(AssumedPod { placement, before }));
+            self.phase = PodPhase::Assumed(Box::new(AssumedPod { placement, epoch, before }));
         }
     }
 

@@ -2,7 +2,7 @@
 //! what follows from the write.
 
 use super::{Change, Cluster};
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
 use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::demand::Demand;
@@ -29,6 +29,8 @@ pub struct BindDecision {
     pub shows_reservation: bool,
     /// The policy of the decision.
     pub policy: Digest,
+    /// The epoch of the decision; `None` for a replica that does not lead.
+    pub epoch: Option<LeaderEpoch>,
     /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
     pub is_new: bool,
     /// An engine of its model sleeps on its GPUs that it may wake.
@@ -84,12 +86,14 @@ impl Change for BindAsked {
             AssumeResult::InFlight(placement) => (placement, false),
         };
         let wakes = ledger.wakes_an_engine(&self.uid);
+        let epoch = ledger.leader().cloned();
         let decision = BindDecision {
             placement,
             demand,
             is_reserved,
             shows_reservation,
             policy,
+            epoch,
             is_new,
             wakes,
             begun,

@@ -13,7 +13,8 @@
 //!
 //! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
 //! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
-//! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as
+//! show that the first one had succeeded; but not in a later term of this replica, because another leader may have allocated the
+//! GPUs in between: the pod is pending again then, as soon as no write can land any more. One settling loop per placement does that: pause, read, write, and so on. It ends as
 //! soon as the pod is not assumed with this placement any more.
 //!
 //! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on.
@@ -110,6 +111,8 @@ pub struct BindingRead {
     pub placement: Placement,
     pub stage: BindingStage,
     pub pod: PodRead,
+    /// For how long after it was begun an unanswered write may still land.
+    pub latest_landing: Millis,
 }
 
 /// A settling loop wants to begin.
@@ -166,7 +169,7 @@ impl Change for BindingRead {
     type Output = BindingStep;
 
     fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
-        let Self { uid, placement, stage, pod } = self;
+        let Self { uid, placement, stage, pod, latest_landing } = self;
         // A watch or a later request may have been faster.
         if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
             return cluster.end_loop(&uid, &placement, stage, BindingStep::Over);
@@ -189,6 +192,10 @@ impl Change for BindingRead {
             }
             (_, BindingStage::Request { .. }) => BindingStep::Settle,
             (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
+            (PodRead::Unbound, BindingStage::Settling) if !cluster.is_of_this_term(&uid) => {
+                cluster.forget_if_landed(&uid, latest_landing);
+                cluster.pause_or_end(&uid, &placement)
+            }
             (PodRead::Unbound, BindingStage::Settling) => {
                 cluster.bindings.begin(&uid);
                 BindingStep::Write { begun: cluster.ledger.now() }
@@ -257,6 +264,13 @@ impl Cluster {
             self.bindings.settled(uid, placement);
         }
         last
+    }
+
+    /// Whether the pod was assumed in the epoch in which this replica acts. A Binding that was decided in another one is not written:
+    /// in between, another leader may have allocated its GPUs.
+    fn is_of_this_term(&self, uid: &PodUid) -> bool {
+        let phase = self.ledger.pod_state(uid).map(|pod| &pod.phase);
+        matches!(phase, Some(PodPhase::Assumed(assumed)) if assumed.epoch.as_ref() == self.ledger.leader())
     }
 
     /// Whether this placement is still the pod's, and neither written nor given up.

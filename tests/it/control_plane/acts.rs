@@ -126,7 +126,7 @@ impl InstalledCluster {
 
     async fn evict(&self, name: &str, uid: &PodUid) -> EvictionOutcome {
         let why = EvictionReason::Preempted { by: key("urgent") };
-        self.control_plane.evict(&key(name), uid, &why).await
+        self.control_plane.evict(&key(name), uid, &why, &|| true).await
     }
 }
 

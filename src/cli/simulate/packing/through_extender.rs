@@ -7,8 +7,8 @@ use crate::extender::request::RequestLimits;
 use crate::extender::server::scheduler_router;
 use crate::ids::{GpuModel, NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
-    PodOnRecord, StatusChange,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
+    PodEvent, PodOnRecord, StatusChange,
 };
 use crate::lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
 use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
@@ -218,6 +218,7 @@ impl ControlPlane for AlwaysWritten {
         _: &'a PodKey,
         _: &'a PodUid,
         _: &'a EvictionReason,
+        _: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
         let message = "no pod is evicted here".into();
         Box::pin(ready(EvictionOutcome::Refused { message }))

@@ -49,7 +49,8 @@ impl BindFixture {
     }
 
     fn read(&mut self, decision: &BindDecision, stage: BindingStage, pod: PodRead) -> BindingStep {
-        self.cluster.apply(BindingRead { uid: uid("p"), placement: decision.placement.clone(), stage, pod })
+        let placement = decision.placement.clone();
+        self.cluster.apply(BindingRead { uid: uid("p"), placement, stage, pod, latest_landing: LANDING })
     }
 
     /// A settling loop wants to begin.

@@ -295,7 +295,8 @@ impl RecordedCluster {
             2 => PodRead::Unbound,
             _ => PodRead::Bound { node, devices, borrows },
         };
-        let read = BindingRead { uid: uid(pod), placement, stage: BindingStage::Settling, pod: shown };
+        let (stage, latest_landing) = (BindingStage::Settling, Millis::seconds(16));
+        let read = BindingRead { uid: uid(pod), placement, stage, pod: shown, latest_landing };
         let step = self.apply(read);
         self.decisions.push(format!("{step:?}"));
     }

@@ -264,6 +264,7 @@ impl World<'_> {
         }
         self.note(|| format!("pod {pod} is read: {shown:?}"));
         let uid = self.pods[pod as usize].uid.clone();
-        self.core.apply(BindingRead { uid, placement: placement.clone(), stage, pod: shown })
+        let (placement, latest_landing) = (placement.clone(), Millis(LATEST_LANDING));
+        self.core.apply(BindingRead { uid, placement, stage, pod: shown, latest_landing })
     }
 }
