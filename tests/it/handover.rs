@@ -274,3 +274,38 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
     let reads = server.held().objects("a", Operation::GetPod);
     assert_eq!(reads.iter().filter(|pod| *pod == "p").count(), 1, "{reads:?}");
 }
+
+/// An API server that answers no reads for a while would otherwise get one of each open Binding at once, and again every few seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
+    const PODS: u32 = 40;
+    const AT_ONCE: usize = 16;
+    let server = server(PODS).await;
+    let pods: Vec<Value> = (0..PODS).map(|n| create(&server, &format!("p{n:02}"), 0)).collect();
+    let replica = LeasedReplica::acting(&server, "a").await;
+    server.faults().next_of("a", Operation::GetPod, 1000, InjectedFault::AnswersWhenReleased);
+    server.faults().next_of("a", Operation::Binding, PODS as usize, InjectedFault::Fails);
+    for pod in &pods {
+        replica.knows(pod).await;
+        assert_ne!(replica.bind(pod).await.unwrap(), "");
+    }
+    let at_once = || server.held().objects("a", Operation::GetPod).len();
+    let mut most = 0;
+    eventually("as many are read as may be", || {
+        most = most.max(at_once());
+        most >= AT_ONCE
+    })
+    .await;
+    // Longer than the first pauses of all of them.
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        most = most.max(at_once());
+    }
+    assert_eq!(most, AT_ONCE);
+    server.faults().clear();
+    server.held().release_all();
+    eventually("all are settled", || replica.service.cluster().unsettled_bindings() == 0).await;
+    assert_eq!(promised_twice(&server), BTreeMap::new());
+    let is_bound = |pod: &Value| pod["spec"]["nodeName"].is_string();
+    assert_eq!(server.list("pods").iter().filter(|pod| is_bound(pod)).count(), PODS as usize);
+}
