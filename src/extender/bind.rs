@@ -22,6 +22,10 @@ use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime};
 use tracing::{info, warn};
 
+/// Open Bindings that are read or written again at one time. After an outage of the API server there may be thousands, and their
+/// requests must not keep it from coming back.
+pub(super) const SETTLING_AT_ONCE: usize = 16;
+
 /// Why a pod was not bound. The text goes into the pod's condition, so it never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unbound {
@@ -160,12 +164,16 @@ impl BindTask {
         mut step: BindingStep,
         stage: BindingStage,
     ) -> Result<(), Unbound> {
+        // A settling loop's turn is a read, and a write that follows from it: what was decided by the read waits for nothing more.
+        let mut turn = None;
         loop {
             step = match step {
                 BindingStep::Write { begun } => self.write(&order, begun, stage).await,
                 BindingStep::Read => self.read(&order, stage).await,
                 BindingStep::Pause(pause) => {
+                    drop(turn);
                     tokio::time::sleep(Duration::from_millis(pause.0)).await;
+                    turn = self.extender.settling.acquire().await.ok();
                     if self.extender.service.leadership.is_stopping() {
                         return Err(Unbound::Unsettled);
                     }

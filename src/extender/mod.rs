@@ -29,6 +29,7 @@ use crate::kubernetes::port::ControlPlane;
 use crate::service::{BundleSource, Service};
 use crate::telemetry::devices::GpuSeries;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 /// State shared by all handlers.
@@ -53,6 +54,8 @@ pub struct Extender {
     pub autoscaling: Arc<autoscaling::ModelAutoscaling>,
     /// Writes in progress. They outlive the connection that requested them, and shutdown waits for them.
     pub writes: TaskTracker,
+    /// Open Bindings that are read or written again at one time.
+    pub settling: Arc<Semaphore>,
     /// What was recorded, if anything is.
     pub bundles: Option<Arc<dyn BundleSource>>,
     pub limits: request::RequestLimits,
@@ -78,6 +81,7 @@ impl Extender {
             journal: Arc::default(),
             autoscaling: Arc::default(),
             writes: TaskTracker::new(),
+            settling: Arc::new(Semaphore::new(bind::SETTLING_AT_ONCE)),
             bundles: None,
             limits,
         }
