@@ -221,3 +221,77 @@ fn a_full_disk_leaves_the_service_alone_and_what_was_written_is_read() {
     assert_eq!((progress.segments, progress.inputs, progress.checkpoints), (2, 1, 1));
     assert!(replayed(&written[first..second]).unwrap().inputs > 0, "what was written is read");
 }
+
+/// A ring on a disk that has no room left, or that is broken.
+struct BadDisk {
+    ring: Ring,
+    begins: fn() -> Option<io::ErrorKind>,
+}
+
+/// Nothing can be written to it.
+struct UnwritableFile(io::ErrorKind);
+
+impl Write for UnwritableFile {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(self.0.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Segments for BadDisk {
+    type Segment = UnwritableFile;
+
+    fn begin(&mut self, wall_ms: i64) -> io::Result<UnwritableFile> {
+        self.ring.begin(wall_ms)?;
+        Ok(UnwritableFile((self.begins)().expect("planted")))
+    }
+
+    fn finish(&mut self, _: &UnwritableFile) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn tidy(&mut self) -> io::Result<()> {
+        self.ring.tidy()
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.ring.segment_bytes()
+    }
+
+    fn place(&self) -> String {
+        self.ring.place()
+    }
+}
+
+fn bad_disk(directory: &Path, begins: fn() -> Option<io::ErrorKind>) -> BadDisk {
+    let limits = RingLimits { bytes: 1 << 20, age: Duration::from_secs(60) };
+    BadDisk { ring: Ring::open(directory, limits).unwrap(), begins }
+}
+
+/// It tries again every quarter of a minute.
+#[test]
+fn a_segment_of_which_nothing_can_be_written_is_not_left_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let service = Service::new(Policy::default());
+    let disk = bad_disk(directory.path(), || Some(io::ErrorKind::StorageFull));
+    let recorder = FlightRecorder::record_to(disk, &service);
+    until(|| service.metrics.recording.errors.get() > 0);
+    recorder.stop();
+    assert_eq!(Ring::segments(directory.path()).unwrap().len(), 0);
+}
+
+#[test]
+fn a_recorder_that_panics_says_that_it_records_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let service = Service::new(Policy::default());
+    service.metrics.recording.is_recording.set(1);
+    let recorder = FlightRecorder::record_to(bad_disk(directory.path(), || None), &service);
+    until(|| service.metrics.recording.errors.get() > 0);
+    assert_eq!(service.metrics.recording.is_recording.get(), 0);
+    observe(&service, 1);
+    assert_eq!(service.cluster().totals().nodes, 1, "decisions go on");
+    recorder.stop();
+}

@@ -178,10 +178,17 @@ impl Drop for WaitingBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::PodKey;
+    use crate::scheduling::kube_filters::Requirements;
+    use crate::scheduling::ledger::ObservedWaiting;
     use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
     use crate::scheduling::policy::Policy;
+    use crate::scheduling::testkit::{demand_of, uid};
     use crate::scheduling::verbs::Cluster;
+    use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked};
+    use crate::scheduling::verbs::request::VerbRequest;
     use crate::scheduling::verbs::tick::LeadershipEnded;
+    use crate::scheduling::vocabulary::demand::Sharing;
 
     fn copy() -> ClusterCopy {
         Cluster::new(Arc::new(Policy::default())).copy()
@@ -249,6 +256,29 @@ mod tests {
         assert_eq!([answer(), answer()], [1, 2]);
         input(&tap);
         assert_eq!(out(&queue), ["answer of 0", "0"], "an input is not kept out by answers");
+    }
+
+    /// kube-scheduler names the pods that it would evict on every node, call after call, while a disk hangs.
+    #[test]
+    fn inputs_that_wait_take_no_more_memory_than_so_much() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        let asked = || {
+            let key = PodKey::parse("default", "p").unwrap();
+            let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
+            let waiting = ObservedWaiting::default();
+            let request = VerbRequest { uid: uid("p"), key, demand, waiting, disruption: None };
+            let victims = vec!["0".repeat(100); 400_000];
+            let offered = vec![OfferedNode { node: "n".into(), victims, pdb_violations: 0 }];
+            let asked = PreemptAsked { request, wants: Requirements::default(), offered };
+            tap.input(|| asked.into());
+            tap.metrics.dropped_inputs.get()
+        };
+        assert_eq!([asked(), asked()], [0, 1]);
+        assert!(!tap.is_recording());
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0"]);
+        tap.checkpoint(copy());
+        assert_eq!(asked(), 1, "there is room again");
     }
 
     #[test]
