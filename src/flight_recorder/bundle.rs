@@ -82,7 +82,8 @@ fn write(files: &[RecordedFile], names: BundleNames, out: &mut dyn Write) -> io:
         }),
         BundleNames::Pseudonyms => {
             let mut seen = NamesSeen::default();
-            each(files, |file| seen.read(file))?;
+            // Nothing is written yet: without this, a client that has gone would not be noticed.
+            each(files, |file| out.flush().map_err(RedactionError::Write).and_then(|()| seen.read(file)))?;
             let pseudonyms = seen.pseudonyms();
             each(files, |file| pseudonyms.write(file, &mut *out))
         }

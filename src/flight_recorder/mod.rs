@@ -17,6 +17,7 @@ pub use ring::{BadDirectory, Ring, RingLimits, Segments};
 
 use crate::build_info;
 use crate::service::{RecordingTap, Service};
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,9 +54,18 @@ impl FlightRecorder {
         let stop = Arc::new(AtomicBool::new(false));
         let writer = Writer::new(segments, queue, service, build_info::text());
         let is_stopped = stop.clone();
+        let metrics = service.metrics.recording.clone();
+        let record = move || {
+            let recording = AssertUnwindSafe(|| writer.run(&|| is_stopped.load(Ordering::Acquire)));
+            // The panic is in the log. With the queue's end, the tap records nothing more.
+            if std::panic::catch_unwind(recording).is_err() {
+                metrics.is_recording.set(0);
+                metrics.errors.inc();
+            }
+        };
         let thread = std::thread::Builder::new()
             .name("flight-recorder".into())
-            .spawn(move || writer.run(&|| is_stopped.load(Ordering::Acquire)))
+            .spawn(record)
             .expect("a process that serves can have one more thread");
         Self { service: service.clone(), stop, thread: Some(thread) }
     }
@@ -64,7 +74,6 @@ impl FlightRecorder {
     pub fn stop(mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // A panic of it is in the log, and ends the recording only.
             let _ = thread.join();
         }
     }

@@ -36,6 +36,9 @@ pub trait Segments: Send {
     /// A new segment, begun at this wall time.
     fn begin(&mut self, wall_ms: i64) -> io::Result<Self::Segment>;
 
+    /// Removes the segment that was begun last: nothing of it can be read.
+    fn discard(&mut self);
+
     /// Brings a finished segment to the disk.
     fn finish(&mut self, segment: &Self::Segment) -> io::Result<()>;
 
@@ -54,6 +57,8 @@ pub trait Segments: Send {
 pub struct Ring {
     directory: PathBuf,
     limits: RingLimits,
+    /// The segment that was begun last.
+    latest: Option<PathBuf>,
 }
 
 /// A file of the ring.
@@ -70,7 +75,7 @@ impl Ring {
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
         let bad = |why| BadDirectory { directory: directory.to_owned(), why };
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(bad)?;
-        let mut ring = Self { directory: directory.to_owned(), limits };
+        let mut ring = Self { directory: directory.to_owned(), limits, latest: None };
         // What is beyond the limits may be what fills the disk.
         let tidied = ring.tidy();
         let trial = directory.join(format!(".trial-{}", std::process::id()));
@@ -110,12 +115,22 @@ impl Segments for Ring {
         // Two in one millisecond must not meet under one name.
         for attempt in 0..1000 {
             let path = self.directory.join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
-            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                opened => return opened,
+                opened => {
+                    self.latest = opened.is_ok().then_some(path);
+                    return opened;
+                }
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    fn discard(&mut self) {
+        if let Some(segment) = self.latest.take() {
+            // If it stays, it is one more file that a replay skips.
+            let _ = fs::remove_file(segment);
+        }
     }
 
     fn finish(&mut self, segment: &File) -> io::Result<()> {

@@ -165,6 +165,8 @@ impl Segments for SmallDisk {
         Ok(SmallFile(self.clone()))
     }
 
+    fn discard(&mut self) {}
+
     fn finish(&mut self, _: &SmallFile) -> io::Result<()> {
         Ok(())
     }
@@ -247,6 +249,10 @@ impl Segments for BadDisk {
     fn begin(&mut self, wall_ms: i64) -> io::Result<UnwritableFile> {
         self.ring.begin(wall_ms)?;
         Ok(UnwritableFile((self.begins)().expect("planted")))
+    }
+
+    fn discard(&mut self) {
+        self.ring.discard();
     }
 
     fn finish(&mut self, _: &UnwritableFile) -> io::Result<()> {

@@ -150,7 +150,7 @@ impl<S: Segments> Writer<S> {
             // They would only be dropped.
             _ if self.segment.is_none() => return,
             Tapped::Clock(now) => Entry::Clock(now),
-            Tapped::Input(numbered) => Entry::Input(numbered),
+            Tapped::Input(numbered, _waited) => Entry::Input(numbered),
             Tapped::Answer(asked, decision, _waited) => {
                 Entry::Answer(Answer { asked, answer: KeptAnswer::of(*decision) })
             }
@@ -168,16 +168,15 @@ impl<S: Segments> Writer<S> {
         let goes_on = self.end_segment();
         // What was lost before it came to the disk is missing, too.
         let after = if after == Gap::None && !goes_on { Gap::Dropped(0) } else { after };
-        if let Gap::Dropped(dropped) = after {
-            warn!(
-                dropped,
-                "the flight recorder did not keep up, or could not write; it goes on from a checkpoint"
-            );
-        }
-        let begun = self.try_begin(next, after, copy);
-        match begun {
+        match self.try_begin(next, after, copy) {
             Ok(segment) => {
                 self.segment = Some(segment);
+                if let Gap::Dropped(dropped) = after {
+                    warn!(
+                        dropped,
+                        "the flight recorder did not keep up, or could not write; it goes on from a checkpoint"
+                    );
+                }
                 if std::mem::take(&mut self.is_failing) {
                     info!(directory = self.segments.place(), "the flight recorder records again");
                 }
@@ -194,9 +193,14 @@ impl<S: Segments> Writer<S> {
         let header = SegmentHeader { stowage: self.build.into(), wall_ms: wall, began: state.now() };
         // Before the new one, so that a full disk has room for it.
         self.segments.tidy()?;
-        let mut writer = SegmentWriter::begin(self.segments.begin(wall)?, &header)?;
-        writer.push(Entry::Checkpoint(Box::new(Checkpoint { next, after, state })))?;
-        writer.flush()?;
+        let file = self.segments.begin(wall)?;
+        let checkpoint = Entry::Checkpoint(Box::new(Checkpoint { next, after, state }));
+        let begun = SegmentWriter::begin(file, &header).and_then(|mut writer| {
+            writer.push(checkpoint)?;
+            writer.flush()?;
+            Ok(writer)
+        });
+        let writer = begun.inspect_err(|_| self.segments.discard())?;
         let (now, took) = (Instant::now(), began.elapsed());
         self.checkpoint_at = now + pause(CHECKPOINTS_APART, took);
         Ok(OpenSegment {

@@ -18,20 +18,20 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 /// Inputs and answers that wait to be written; more are dropped.
 const WAITING: usize = 16_384;
 
-/// Bytes of answers that wait to be written, roughly; more are dropped. In a large cluster an answer says something of thousands
-/// of nodes until it is written.
+/// Bytes of inputs, and of answers, that wait to be written, roughly; more are dropped. In a large cluster an answer says something
+/// of thousands of nodes until it is written, and a call of `preempt` names pods on as many.
 const WAITING_BYTES: usize = 64 << 20;
 
 /// What goes to the recorder.
 #[derive(Debug)]
 pub enum Tapped {
     Clock(Moment),
-    Input(Numbered),
+    Input(Numbered, WaitingBytes),
     Answer(Asked, Box<Decision>, WaitingBytes),
     Checkpoint { next: u64, after: Gap, copy: Box<ClusterCopy> },
 }
 
-/// The memory of an answer that waits. It counts until this is dropped.
+/// The memory of an input or an answer that waits. It counts until this is dropped.
 #[derive(Debug)]
 pub struct WaitingBytes {
     of_all: Arc<AtomicUsize>,
@@ -41,8 +41,10 @@ pub struct WaitingBytes {
 #[derive(Debug)]
 pub struct RecordingTap {
     queue: SyncSender<Tapped>,
+    /// Bytes of inputs in the queue.
+    waiting_inputs: Arc<AtomicUsize>,
     /// Bytes of answers in the queue.
-    waiting: Arc<AtomicUsize>,
+    waiting_answers: Arc<AtomicUsize>,
     state: Mutex<TapState>,
     metrics: RecordingMetrics,
 }
@@ -68,7 +70,8 @@ impl RecordingTap {
         let (queue, out) = sync_channel(waiting);
         let (now, recorded_now) = (Moment::default(), Moment::default());
         let state = TapState { next: 0, gap: Some(Gap::Start), now, recorded_now };
-        (Self { queue, waiting: Arc::default(), state: Mutex::new(state), metrics }, out)
+        let (waiting_inputs, waiting_answers) = Default::default();
+        (Self { queue, waiting_inputs, waiting_answers, state: Mutex::new(state), metrics }, out)
     }
 
     /// The present. It is recorded with the next input.
@@ -84,8 +87,10 @@ impl RecordingTap {
         if state.gap.is_some() {
             return self.drop_one(&mut state);
         }
+        let input = input();
         if self.send_clock(&mut state)
-            && self.queue.try_send(Tapped::Input(Numbered { number, input: input() })).is_ok()
+            && let Some(bytes) = WaitingBytes::add(&self.waiting_inputs, input.bytes())
+            && self.queue.try_send(Tapped::Input(Numbered { number, input }, bytes)).is_ok()
         {
             self.metrics.inputs.inc();
         } else {
@@ -101,7 +106,7 @@ impl RecordingTap {
 
     /// A verb has answered. An answer that finds no place in the queue is missing; replay goes on without it.
     pub fn answer(&self, asked: Asked, decision: Decision) {
-        let is_sent = WaitingBytes::add(&self.waiting, decision.bytes()).is_some_and(|bytes| {
+        let is_sent = WaitingBytes::add(&self.waiting_answers, decision.bytes()).is_some_and(|bytes| {
             self.queue.try_send(Tapped::Answer(asked, Box::new(decision), bytes)).is_ok()
         });
         if !is_sent {
@@ -202,7 +207,7 @@ mod tests {
     fn out(queue: &Receiver<Tapped>) -> Vec<String> {
         let shown = |tapped| match tapped {
             Tapped::Clock(now) => format!("clock {}", now.0),
-            Tapped::Input(numbered) => format!("{}", numbered.number),
+            Tapped::Input(numbered, _) => format!("{}", numbered.number),
             Tapped::Answer(asked, ..) => format!("answer of {}", asked.number),
             Tapped::Checkpoint { next, after, .. } => format!("checkpoint before {next} after {after:?}"),
         };

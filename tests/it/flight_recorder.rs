@@ -24,8 +24,11 @@ pub struct Said {
 }
 
 pub fn stowage(arguments: &[&str]) -> Said {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-    let ran = command.args(arguments).stdin(Stdio::null()).output().unwrap();
+    said_by(Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments))
+}
+
+fn said_by(command: &mut Command) -> Said {
+    let ran = command.stdin(Stdio::null()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said { code: ran.status.code().unwrap(), out: text(ran.stdout), err: text(ran.stderr) }
 }
@@ -269,7 +272,7 @@ fn a_recording_of_another_version_and_a_file_that_is_none_are_refused() {
     assert!(said.code != 0 && said.err.contains("/nonexistent"), "{}{}", said.out, said.err);
 }
 
-/// Ten gigabytes of nothing, of which no byte is on the disk: the memory of a replay does not grow with its recording.
+/// Ten gigabytes of nothing, of which no byte is on the disk, and less than half of that for the process.
 #[test]
 fn a_recording_of_ten_gigabytes_is_refused_where_it_stops_being_one() {
     let directory = tempfile::tempdir().unwrap();
@@ -277,7 +280,8 @@ fn a_recording_of_ten_gigabytes_is_refused_where_it_stops_being_one() {
     let whole = whole();
     std::fs::write(&recording, &whole).unwrap();
     std::fs::OpenOptions::new().write(true).open(&recording).unwrap().set_len(10 << 30).unwrap();
-    let said = stowage(&["replay", recording.to_str().unwrap()]);
+    let limited = ["-c", "ulimit -v 4194304; exec \"$0\" replay \"$1\"", env!("CARGO_BIN_EXE_stowage")];
+    let said = said_by(Command::new("sh").args(limited).arg(&recording));
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
     assert!(said.out.contains(&format!("at byte {} of the recording", whole.len())), "{}", said.out);
 }
@@ -291,6 +295,10 @@ fn a_pod_is_explained_as_of_a_time_in_the_recording() {
     assert!(said.code == 2 && said.err.contains("no pod default/nowhere at its end"), "{}", said.err);
     let said = explained(&["--at", "2001-01-01T00:00:00Z"]);
     assert!(said.code == 2 && said.err.contains("the recording begins at 20"), "{}", said.err);
+    let said = explained(&["--at", "2101-01-01T00:00:00Z"]);
+    let (warned, refused) =
+        (said.err.contains("warning: the recording ends at 20"), said.err.contains("no pod"));
+    assert!(said.code == 2 && warned && refused, "{}", said.err);
     let said = explained(&["--at", "noon"]);
     assert!(said.code == 2 && said.err.contains("such as `2026-"), "{}", said.err);
     let said = explained(&["--at", "2001-01-01T00:00:00Z", "--server", "http://127.0.0.1:1"]);

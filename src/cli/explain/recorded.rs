@@ -10,9 +10,15 @@ use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
 use crate::units::{Millis, Moment};
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
+use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
-/// What explain says of the pod on the state that the recording had at this time; without one, at its end.
+/// A recording that ends before `--at` by less than this is one up to now.
+const AT_THE_END: Millis = Millis::seconds(5);
+
+/// What explain says of the pod on the state that the recording had at this time; without one, at its end. Warns if that is
+/// earlier.
 pub fn explained(
     path: &Path,
     at: Option<Timestamp>,
@@ -20,7 +26,12 @@ pub fn explained(
     options: &ShownNodes,
 ) -> Result<Explanation> {
     let mut replay = Replay::default();
-    replay_until(&mut replay, Source::open(path)?, at)?;
+    if let (Some(end), Some(at)) = (replay_until(&mut replay, Source::open(path)?, at)?, at) {
+        writeln!(
+            std::io::stderr(),
+            "warning: the recording ends at {end}, before --at {at}: this is the state at its end"
+        )?;
+    }
     let then = at.map_or("at its end".to_owned(), |at| format!("at {at}"));
     let Some(cluster) = replay.cluster() else { bail!("the recording has nothing {then}") };
     let uid = cluster.uid_of(pod);
@@ -29,9 +40,10 @@ pub fn explained(
     })
 }
 
-fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> Result<()> {
-    // The same moment on the clock of the present segment.
-    let mut until = None;
+/// Answers when the recording ends, if that is before the time.
+fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> Result<Option<Timestamp>> {
+    // The same moment on the clock of the present segment, and what its clock showed last.
+    let (mut until, mut latest) = (None, None);
     for file in source {
         for part in file.reader {
             let part = match part {
@@ -47,18 +59,22 @@ fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> R
                         bail!("the recording begins at {begins}, after --at {at}");
                     }
                     if until.is_none() {
-                        return Ok(());
+                        return Ok(None);
                     }
+                    latest = Some(header.began);
                 }
                 (Part::Entry(Entry::Clock(now)), Some(_)) if until.is_some_and(|until| *now > until) => {
-                    return Ok(());
+                    return Ok(None);
                 }
+                (Part::Entry(Entry::Clock(now)), _) => latest = Some(*now),
                 _ => {}
             }
             replay.step(part).with_context(|| file.name.clone())?;
         }
     }
-    Ok(())
+    let early = until.zip(latest).map(|(until, latest)| until.since(latest));
+    let early = early.filter(|early| *early > AT_THE_END);
+    Ok(early.zip(at).map(|(early, at)| at - Duration::from_millis(early.0)))
 }
 
 /// The time on the clock of this segment; `None` if that begins later.

@@ -101,8 +101,9 @@ impl Write for Chunks {
         sent.map(|()| bytes.len()).map_err(|_| ErrorKind::BrokenPipe.into())
     }
 
+    /// Whoever works for a while before the next chunk finds out so whether the client still reads.
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        if self.0.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 }
 

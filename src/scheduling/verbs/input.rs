@@ -9,7 +9,7 @@ use super::observe::{
     FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
     ReadingReported, ReservationGone,
 };
-use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
+use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
 use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
@@ -53,6 +53,20 @@ macro_rules! inputs {
             }
         })+
     };
+}
+
+impl Input {
+    /// Roughly how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        /// Of a change that names few objects.
+        const SMALL: usize = 1 << 10;
+        let offered = match self {
+            Self::PreemptAsked(asked) => &*asked.offered,
+            Self::NarrowAsked(asked) => &*asked.offered,
+            _ => &[],
+        };
+        SMALL + offered.iter().map(OfferedNode::bytes).sum::<usize>()
+    }
 }
 
 inputs! {

@@ -44,6 +44,14 @@ pub struct OfferedNode {
     pub pdb_violations: i64,
 }
 
+impl OfferedNode {
+    /// Roughly how much memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let victims = self.victims.iter().map(|uid| size_of::<String>() + uid.len());
+        size_of::<Self>() + self.node.len() + victims.sum::<usize>()
+    }
+}
+
 /// kube-scheduler asks where the pod may preempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreemptAsked {
