@@ -8,6 +8,8 @@ use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRe
 use crate::scheduling::verbs::observe::PodDeleted;
 use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded};
 use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::scheduling::vocabulary::placement::Reservation;
 
 const LANDING: Millis = Millis::seconds(16);
 
@@ -289,4 +291,29 @@ fn a_placement_of_an_earlier_term_that_was_written_is_the_pods() {
     bench.pass(LANDING + Millis(1));
     let pod = PodRead::Bound { node: node("a"), devices: None, borrows: false };
     assert_eq!(bench.read(&decision, SETTLING, pod), BindingStep::Bound);
+}
+
+/// Another leader may have ended it, and given the GPU to another pod.
+#[test]
+fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_placement() {
+    for is_taken in [false, true] {
+        let mut bench = BindFixture::new();
+        bench.lead(1);
+        let (devices, deadline) = (Arc::from([gpu_at("a", 0)]), bench.cluster.now() + Millis::seconds(600));
+        let reservation = Reservation { node: node("a"), devices, victims: Arc::default(), deadline };
+        bench.cluster.reserve(&uid("p"), reservation).unwrap();
+        let decision = bench.ask("a");
+        bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
+        bench.settle(&decision);
+        bench.cluster.apply(LeadershipEnded);
+        if is_taken {
+            let demand = demand_of(40 << 30, 1, Sharing::Shared, 0);
+            bench.cluster.run("q", ("a", 0), demand, None, ObservedDisruptionInfo::default());
+        }
+        bench.lead(3);
+        bench.pass(LANDING + Millis(1));
+        assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
+        bench.cluster.pass(1);
+        assert_eq!(bench.cluster.reservation_of(&uid("p")).is_some(), !is_taken, "is taken: {is_taken}");
+    }
 }
