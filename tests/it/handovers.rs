@@ -11,7 +11,7 @@ use stowage::lab::faults::campaign::play_all;
 use stowage::lab::faults::fault::FaultKind;
 
 /// What a machine of a CI job plays in some seconds.
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 10;
 /// So many have every kind of fault among them. Slow plans are drawn by the service's side, and not counted.
 const ENOUGH: u64 = 50;
 

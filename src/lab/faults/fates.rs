@@ -56,7 +56,11 @@ impl Fates {
             Operation::PodStatus => self.of_write(dice, if self.has_proxy { 30 } else { 0 }),
             Operation::Eviction | Operation::Pod => self.of_write(dice, 0),
             Operation::Lease => of_lease(dice),
-            Operation::GetLease | Operation::TokenReview => (None, soon(dice)),
+            Operation::GetLease => match dice.below(40) {
+                0 => LOST,
+                _ => (None, soon(dice)),
+            },
+            Operation::TokenReview => (None, soon(dice)),
             Operation::GetPod => of_read(dice),
             Operation::ListPods | Operation::ListNodes | Operation::ListBudgets => of_list(dice),
             Operation::NodeStatus => of_node_status(dice),
@@ -81,6 +85,7 @@ impl Fates {
             30..38 => (Some(FaultKind::LostAnswer), InjectedFault::LosesAnswer),
             38..43 => (Some(FaultKind::RepeatedWrite), InjectedFault::ArrivesTwice(up_to(dice, latest))),
             43..45 => (Some(FaultKind::RefusedWrite), InjectedFault::Fails),
+            48..50 => LOST,
             45..48 => (Some(FaultKind::Throttling), InjectedFault::Throttles(1 + dice.below(3) as u64)),
             _ => (None, soon(dice)),
         }
@@ -112,6 +117,7 @@ pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) ->
             Some(FaultKind::ProxyDelay)
         }
         (_, InjectedFault::LandsLate(..)) => Some(FaultKind::LateWrite),
+        (_, InjectedFault::Hangs) => Some(FaultKind::LostRequest),
         (_, InjectedFault::LosesAnswer) => Some(FaultKind::LostAnswer),
         (_, InjectedFault::ArrivesTwice(_)) => Some(FaultKind::RepeatedWrite),
         (_, InjectedFault::Throttles(_)) => Some(FaultKind::Throttling),
@@ -127,12 +133,16 @@ pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) ->
     }
 }
 
+/// Its client gives it up when its own time is over.
+const LOST: (Option<FaultKind>, InjectedFault) = (Some(FaultKind::LostRequest), InjectedFault::Hangs);
+
 /// What every answer may take.
 const SOON: Duration = Duration::from_millis(30);
 
 fn of_lease(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     let lost = Some(FaultKind::LostLease);
     match dice.below(20) {
+        3 => (lost, InjectedFault::Hangs),
         0 => (lost, InjectedFault::LosesAnswer),
         1 => (lost, InjectedFault::LandsLate(DelayStage::Network, up_to(dice, Duration::from_secs(5)))),
         2 => (lost, InjectedFault::Fails),
@@ -142,9 +152,10 @@ fn of_lease(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
 
 fn of_read(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     let slow = Some(FaultKind::SlowRead);
-    match dice.below(6) {
-        0 => (slow, InjectedFault::Fails),
-        1 => (slow, InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(4)))),
+    match dice.below(18) {
+        0..3 => (slow, InjectedFault::Fails),
+        3..6 => (slow, InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(4)))),
+        6 => LOST,
         _ => (None, soon(dice)),
     }
 }
@@ -162,6 +173,7 @@ fn of_node_status(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     match dice.below(10) {
         0 => (Some(FaultKind::RefusedWrite), InjectedFault::Fails),
         1 => (Some(FaultKind::LostAnswer), InjectedFault::LosesAnswer),
+        2 => LOST,
         _ => (None, soon(dice)),
     }
 }

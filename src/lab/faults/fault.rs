@@ -26,6 +26,7 @@ macro_rules! faults {
 
 faults! {
     LateWrite "late-write" "a write lands late: on its way, in the server's queue, or in its commit"
+    LostRequest "lost-request" "a request to the API server is lost on its way, and nobody answers it"
     LostAnswer "lost-answer" "a write lands, and its answer is lost"
     RepeatedWrite "repeated-write" "a write arrives a second time, later"
     RefusedWrite "refused-write" "500: a write is refused"
@@ -46,8 +47,11 @@ faults! {
     ExpiredToken "expired-token" "the API server refuses a replica's token, or an agent's, with 401 for seconds"
     ClockJump "clock-jump" "a replica's wall clock jumps"
     SlowPlan "slow-plan" "a plan or a search for victims takes seconds"
+    LostCall "lost-call" "a call of kube-scheduler is lost, or kube-scheduler gives it up before the answer, or it arrives twice"
     DeadAgent "dead-agent" "a node's agent reports nothing for a while, and restarts"
     LateAgent "late-agent" "a node's reports arrive seconds late"
+    FlappingAgent "flapping-agent" "a node's agent dies and restarts every few seconds"
+    LostReport "lost-report" "reports of a node are lost, arrive twice, or in another order"
     StaleAgent "stale-agent" "a node's agent repeats old figures as new ones"
     LostGpu "lost-gpu" "a GPU is missing in its node's reports, and comes back"
     UnreadGpus "unread-gpus" "a node's agent cannot read its GPUs"

@@ -93,6 +93,8 @@ struct RunningReplica {
 /// What tasks of the schedulers tell the world.
 #[derive(Default)]
 struct TaskNotes {
+    /// Calls of kube-schedulers that were lost, given up or repeated.
+    lost_calls: u64,
     /// Requests that were answered.
     answers: BTreeMap<&'static str, u64>,
     lines: Vec<String>,
@@ -141,6 +143,8 @@ pub struct FaultyCluster {
     agents_left: Vec<NodeAgent>,
     policy: Policy,
     next_event: Instant,
+    /// Nothing fails any more.
+    is_quiet: bool,
     processes: usize,
     arrived: usize,
     /// Pods that were seen bound, by UID, and where.
@@ -212,6 +216,7 @@ impl FaultyCluster {
             schedulers,
             policy: replicas::policy(0, features),
             next_event: began + Duration::from_secs(20),
+            is_quiet: false,
             processes: 0,
             arrived: 0,
             known: BTreeMap::new(),

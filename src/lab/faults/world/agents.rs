@@ -29,6 +29,8 @@ pub struct NodeAgent {
     missing: usize,
     /// Figures that it repeats.
     stale: Option<Value>,
+    /// It is down at present, of one that flaps.
+    is_down: bool,
 }
 
 impl NodeAgent {
@@ -44,6 +46,7 @@ impl NodeAgent {
             sound_since: Duration::ZERO,
             missing: 0,
             stale: None,
+            is_down: false,
         }
     }
 
@@ -54,6 +57,42 @@ impl NodeAgent {
 
     fn has(&self, kind: FaultKind) -> bool {
         self.trouble.is_some_and(|(trouble, _)| trouble == kind)
+    }
+
+    /// Whether it runs at present.
+    fn is_dead(&self) -> bool {
+        self.has(FaultKind::DeadAgent) || self.is_down
+    }
+
+    /// When a report reaches a replica, from now on: once, not at all, or twice.
+    fn arrivals(&mut self) -> Vec<Duration> {
+        let mut late =
+            |least, most| between(&mut self.dice, Duration::from_millis(least), Duration::from_millis(most));
+        match self.trouble {
+            Some((FaultKind::LateAgent, _)) => vec![late(1000, 9000)],
+            Some((FaultKind::LostReport, _)) => match late(0, 3).as_millis() {
+                0 => vec![],
+                1 => vec![Duration::ZERO, late(500, 6000)],
+                2 => vec![late(500, 3000)],
+                _ => vec![Duration::ZERO],
+            },
+            _ => vec![Duration::ZERO],
+        }
+    }
+
+    /// One that flaps ends, or begins a new boot.
+    fn flap(&mut self) {
+        if self.has(FaultKind::FlappingAgent) && self.dice.below(4) == 0 {
+            self.is_down = !self.is_down;
+            if !self.is_down {
+                self.boot();
+            }
+        }
+    }
+
+    fn boot(&mut self) {
+        self.boots += 1;
+        self.sequence = 0;
     }
 
     /// What it reads of its machine.
@@ -73,7 +112,7 @@ impl NodeAgent {
 
     /// The agent of a machine that goes on for so long without its Node; `None` if none was running.
     pub fn left_behind(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
-        if self.token.is_none() || self.has(FaultKind::DeadAgent) {
+        if self.token.is_none() || self.is_dead() {
             return None;
         }
         let figures = self.gpus(machines);
@@ -92,7 +131,7 @@ impl NodeAgent {
     /// The next report, if one is due.
     fn report(&mut self, machines: &Machines) -> Option<Value> {
         let now = clock::elapsed();
-        if now < self.reports_at || self.has(FaultKind::DeadAgent) {
+        if now < self.reports_at || self.is_dead() {
             return None;
         }
         self.reports_at = now + EVERY;
@@ -116,10 +155,12 @@ impl NodeAgent {
 
 impl FaultyCluster {
     pub(super) fn disturb_agents(&mut self) {
-        const TROUBLES: [FaultKind; 6] = [
+        const TROUBLES: [FaultKind; 8] = [
             FaultKind::ExpiredToken,
             FaultKind::DeadAgent,
             FaultKind::LateAgent,
+            FaultKind::FlappingAgent,
+            FaultKind::LostReport,
             FaultKind::StaleAgent,
             FaultKind::LostGpu,
             FaultKind::UnreadGpus,
@@ -134,6 +175,7 @@ impl FaultyCluster {
         for place in 0..self.agents.len() {
             let agent = &mut self.agents[place];
             if let Some((kind, until)) = agent.trouble {
+                agent.flap();
                 if until <= now {
                     agent.recover(kind);
                 }
@@ -182,25 +224,21 @@ impl FaultyCluster {
             let issue =
                 || self.api.issue_token("kube-system/stowage-agent", Some(&node_name(agent.node)), AUDIENCE);
             let token = agent.token.get_or_insert_with(issue).clone();
-            let is_late = agent.has(FaultKind::LateAgent);
             for replica in self.replicas.iter().flatten() {
-                let late = if is_late {
-                    between(&mut agent.dice, Duration::from_secs(1), Duration::from_secs(9))
-                } else {
-                    Duration::ZERO
-                };
-                let (reports, task_notes) = (replica.reports.clone(), self.task_notes.clone());
-                let request = Request::post("/v1/reports")
-                    .header(header::CONTENT_TYPE, "application/json")
-                    .header(header::AUTHORIZATION, format!("Bearer {token}"))
-                    .body(Body::from(report.to_string()))
-                    .expect("a request of fixed parts");
-                tokio::spawn(async move {
-                    tokio::time::sleep(late).await;
-                    let Ok(answer) = reports.oneshot(request).await;
-                    let outcome = if answer.status().is_success() { "report" } else { "report refused" };
-                    *task_notes.lock().answers.entry(outcome).or_default() += 1;
-                });
+                for arrives in agent.arrivals() {
+                    let (reports, task_notes) = (replica.reports.clone(), self.task_notes.clone());
+                    let request = Request::post("/v1/reports")
+                        .header(header::CONTENT_TYPE, "application/json")
+                        .header(header::AUTHORIZATION, format!("Bearer {token}"))
+                        .body(Body::from(report.to_string()))
+                        .expect("a request of fixed parts");
+                    tokio::spawn(async move {
+                        tokio::time::sleep(arrives).await;
+                        let Ok(answer) = reports.oneshot(request).await;
+                        let outcome = if answer.status().is_success() { "report" } else { "report refused" };
+                        *task_notes.lock().answers.entry(outcome).or_default() += 1;
+                    });
+                }
             }
         }
     }
@@ -225,10 +263,10 @@ impl NodeAgent {
 
     /// One that died begins a new boot.
     fn recover(&mut self, from: FaultKind) {
-        if from == FaultKind::DeadAgent {
-            self.boots += 1;
-            self.sequence = 0;
+        if from == FaultKind::DeadAgent || self.is_down {
+            self.boot();
         }
+        self.is_down = false;
         if from == FaultKind::ExpiredToken {
             self.token = None;
         }

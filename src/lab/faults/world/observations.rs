@@ -56,6 +56,7 @@ impl FaultyCluster {
         for broken in task_notes.broken.into_iter().chain(self.writes.bindings.take_too_many()) {
             self.break_with(broken);
         }
+        (0..task_notes.lost_calls).for_each(|_| self.tally.note(FaultKind::LostCall));
         for (verb, count) in task_notes.answers {
             *self.tally.answers.entry(verb).or_default() += count;
         }

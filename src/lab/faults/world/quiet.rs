@@ -40,6 +40,7 @@ impl FaultyCluster {
     pub(super) async fn be_quiet(&mut self) {
         let quiet = Instant::now();
         self.say("from here on all is quiet".into());
+        self.is_quiet = true;
         self.api.faults().clear();
         self.mend_agents();
         (0..HOSTS.len()).for_each(|host| clock::set_ahead(host, 0));

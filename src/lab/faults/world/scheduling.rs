@@ -2,13 +2,28 @@
 //!
 //! Some requests skip what comes before: a kube-scheduler that just lost its Lease binds what it decided earlier.
 
+use super::binding_writes::Counted;
 use super::budgets::{is_guarded, stays};
 use super::*;
 use axum::body::{Body, to_bytes};
 use http::{Request, header};
 use tower::ServiceExt;
 
+/// For how long a kube-scheduler waits for the answer to a call that is lost.
+const GIVES_UP: Duration = Duration::from_secs(5);
+
+/// What becomes of a call on its way between a kube-scheduler and a replica.
+enum CallFate {
+    Answered,
+    Lost,
+    /// kube-scheduler gives it up after so long, and closes the connection.
+    GivenUp(Duration),
+    /// Something on its way sends it once more, after so long.
+    Repeated(Duration),
+}
+
 /// What one request of a kube-scheduler needs to know.
+#[derive(Clone)]
 struct SchedulingRequest {
     api: Arc<ApiServer>,
     verbs: axum::Router,
@@ -18,6 +33,9 @@ struct SchedulingRequest {
     nodes: Vec<String>,
     task_notes: Arc<Mutex<TaskNotes>>,
     writes: Arc<ReplicaWrites>,
+    /// Whether its calls may be lost.
+    calls_are_lost: bool,
+    times: WriteTimes,
 }
 
 impl FaultyCluster {
@@ -75,6 +93,8 @@ impl FaultyCluster {
             nodes: self.node_names(),
             task_notes: self.task_notes.clone(),
             writes: self.writes.clone(),
+            calls_are_lost: !self.is_quiet && !self.history.without.contains(&FaultKind::LostCall),
+            times: self.times,
         })
     }
 }
@@ -157,9 +177,7 @@ impl SchedulingRequest {
         let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
         let asked =
             json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
-        let is_asked = self.writes.bindings.ask(&self.client, uid, node);
         let answer = self.ask("bind", &asked).await;
-        drop(is_asked);
         if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {
             let claim = BoundClaim { pod: name(&self.pod), uid: uid.to_owned(), node: node.to_owned() };
             self.task_notes.lock().claims.push(claim);
@@ -171,7 +189,51 @@ impl SchedulingRequest {
         now.is_some_and(|now| now["metadata"]["uid"] == self.pod["metadata"]["uid"])
     }
 
+    /// Calls a verb; `None` if there is no answer, or none that says anything.
     async fn ask(&self, verb: &'static str, asked: &Value) -> Option<Value> {
+        // Drawn in any case: without this fault a history has the other draws.
+        let fate = CallFate::drawn();
+        match fate {
+            _ if !self.calls_are_lost => self.call(verb, asked).await,
+            CallFate::Answered => self.call(verb, asked).await,
+            CallFate::Lost => {
+                self.note_lost(format!("{verb} of {} is lost", name(&self.pod)));
+                tokio::time::sleep(GIVES_UP).await;
+                None
+            }
+            CallFate::GivenUp(after) => {
+                let (again, asked_again) = (self.clone(), asked.clone());
+                // What it asked for may go on.
+                tokio::spawn(async move {
+                    let _is_asked = again.is_asked(&asked_again);
+                    tokio::time::sleep(after + 2 * again.times.client).await;
+                });
+                let answer = tokio::time::timeout(after, self.call(verb, asked)).await;
+                answer.unwrap_or_else(|_| {
+                    self.note_lost(format!("{verb} of {} is given up after {after:?}", name(&self.pod)));
+                    None
+                })
+            }
+            CallFate::Repeated(after) => {
+                self.note_lost(format!("{verb} of {} arrives once more after {after:?}", name(&self.pod)));
+                let (again, asked_again) = (self.clone(), asked.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(after).await;
+                    again.call(verb, &asked_again).await
+                });
+                self.call(verb, asked).await
+            }
+        }
+    }
+
+    /// A Binding that is asked for counts as such for as long as this.
+    fn is_asked(&self, asked: &Value) -> Option<Counted<'_>> {
+        let (uid, node) = (asked["PodUID"].as_str()?, asked["Node"].as_str()?);
+        Some(self.writes.bindings.ask(&self.client, uid, node))
+    }
+
+    async fn call(&self, verb: &'static str, asked: &Value) -> Option<Value> {
+        let _is_asked = self.is_asked(asked);
         let request = Request::post(format!("/scheduler/{verb}"))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(asked.to_string()))
@@ -189,8 +251,24 @@ impl SchedulingRequest {
         status.is_success().then(|| serde_json::from_slice(&body).ok())?
     }
 
+    fn note_lost(&self, what: String) {
+        self.task_notes.lock().lost_calls += 1;
+        self.note(what);
+    }
+
     fn note(&self, what: String) {
         self.task_notes.lock().lines.push(format!("{} {what}", at(self.began)));
+    }
+}
+
+impl CallFate {
+    fn drawn() -> Self {
+        match fastrand::u8(..) {
+            0..4 => Self::Lost,
+            4..14 => Self::GivenUp(Duration::from_millis(fastrand::u64(1..60))),
+            14..24 => Self::Repeated(Duration::from_millis(fastrand::u64(..4000))),
+            _ => Self::Answered,
+        }
     }
 }
 

@@ -129,7 +129,8 @@ impl FaultyCluster {
             "GroupIncomplete" if in_group => {}
             "GpuConflict" if self.has_proxy => {}
             // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
-            "none" | "Cancelled" if own < 0 || in_group || self.has_proxy => {}
+            "none" | "Cancelled" if in_group || self.has_proxy => {}
+            "none" | "Cancelled" if own < 0 => self.check_preempted(pod, &uid),
             _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
         }
     }
