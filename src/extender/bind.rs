@@ -16,7 +16,7 @@ use crate::scheduling::verbs::binding::{
 };
 use crate::scheduling::verbs::shadow::Expected;
 use crate::telemetry::NO_CODE;
-use crate::units::{Millis, Moment};
+use crate::units::Millis;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime};
@@ -136,21 +136,12 @@ impl BindTask {
         }
         drop(step);
         let BindDecision {
-            placement,
-            demand,
-            shows_reservation,
-            policy,
-            epoch,
-            is_new,
-            wakes,
-            begun,
-            unplaced,
-            ..
+            placement, demand, shows_reservation, policy, epoch, is_new, wakes, unplaced, ..
         } = decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
         let order = BindOrder { key, uid, demand, placement, shows_reservation, policy, epoch };
         let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
-        task.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await?;
+        task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new }).await?;
         if wakes && is_new {
             self.extender.service.metrics.bound_to_wake.inc();
         }
@@ -168,7 +159,7 @@ impl BindTask {
         let mut turn = None;
         loop {
             step = match step {
-                BindingStep::Write { begun } => self.write(&order, begun, stage).await,
+                BindingStep::Write => self.write(&order, stage).await,
                 BindingStep::Read => self.read(&order, stage).await,
                 BindingStep::Pause(pause) => {
                     drop(turn);
@@ -194,7 +185,7 @@ impl BindTask {
     }
 
     /// A write or a read that panics has no answer: without a step that follows, the Binding would stay open for good.
-    async fn write(&self, order: &BindOrder, begun: Moment, stage: BindingStage) -> BindingStep {
+    async fn write(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender { service, control_plane, .. } = &self.extender;
         let (pod, node) = (&order.key, &order.placement.node);
         let span = service.traces().write("write Binding", &order.uid, pod);
@@ -224,7 +215,6 @@ impl BindTask {
             uid: order.uid.clone(),
             placement: order.placement.clone(),
             stage,
-            begun,
             answer,
             latest_landing: self.latest_landing(),
         })
@@ -232,6 +222,7 @@ impl BindTask {
 
     async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender { service, control_plane, .. } = &self.extender;
+        let asked = service.now();
         let reading = AssertUnwindSafe(control_plane.read_pod(&order.key)).catch_unwind();
         let panicked = |_| Err(ControlPlaneError::Unknown("the read panicked".into()));
         let record = reading.await.unwrap_or_else(panicked);
@@ -242,7 +233,7 @@ impl BindTask {
         let (uid, placement) = (order.uid.clone(), order.placement.clone());
         let pod = pod_read(record, &uid);
         let latest_landing = self.latest_landing();
-        service.cluster().apply(BindingRead { uid, placement, stage, pod, latest_landing })
+        service.cluster().apply(BindingRead { uid, placement, stage, pod, asked, latest_landing })
     }
 
     fn latest_landing(&self) -> Millis {

@@ -13,7 +13,6 @@ use crate::scheduling::verbs::preempt::PreemptDecision;
 use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::placement::Placement;
-use crate::units::Moment;
 use rustc_hash::FxHasher;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
@@ -106,7 +105,6 @@ pub enum KeptBind {
         is_reserved: bool,
         is_new: bool,
         wakes: bool,
-        begun: Moment,
     },
     AlreadyBound,
     /// Why, and the node that the reason names.
@@ -164,7 +162,6 @@ impl KeptAnswer {
                     is_reserved: decision.is_reserved,
                     is_new: decision.is_new,
                     wakes: decision.wakes,
-                    begun: decision.begun,
                 },
                 Ok(BindAnswer::AlreadyBound) => KeptBind::AlreadyBound,
                 Err(refusal) => KeptBind::refused(&refusal),

@@ -166,11 +166,12 @@ impl RecordingTap {
 }
 
 impl WaitingBytes {
-    /// `None` if they would be too many.
+    /// `None` if they would be too many. Alone there may be any number of them.
     fn add(of_all: &Arc<AtomicUsize>, of_this: usize) -> Option<Self> {
         // Dropped at once if there is no room for it.
         let added = Self { of_all: of_all.clone(), of_this };
-        (of_all.fetch_add(of_this, Ordering::Relaxed) + of_this <= WAITING_BYTES).then_some(added)
+        let before = of_all.fetch_add(of_this, Ordering::Relaxed);
+        (before == 0 || before + of_this <= WAITING_BYTES).then_some(added)
     }
 }
 

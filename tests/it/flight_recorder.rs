@@ -297,7 +297,7 @@ fn a_pod_is_explained_as_of_a_time_in_the_recording() {
     assert!(said.code == 2 && said.err.contains("the recording begins at 20"), "{}", said.err);
     let said = explained(&["--at", "2101-01-01T00:00:00Z"]);
     let (warned, refused) =
-        (said.err.contains("warning: the recording ends at 20"), said.err.contains("no pod"));
+        (said.err.contains("warning: nothing is recorded from 20"), said.err.contains("no pod"));
     assert!(said.code == 2 && warned && refused, "{}", said.err);
     let said = explained(&["--at", "noon"]);
     assert!(said.code == 2 && said.err.contains("such as `2026-"), "{}", said.err);

@@ -29,7 +29,7 @@ pub fn explained(
     if let (Some(end), Some(at)) = (replay_until(&mut replay, Source::open(path)?, at)?, at) {
         writeln!(
             std::io::stderr(),
-            "warning: the recording ends at {end}, before --at {at}: this is the state at its end"
+            "warning: nothing is recorded from {end} to --at {at}: this is the state before that"
         )?;
     }
     let then = at.map_or("at its end".to_owned(), |at| format!("at {at}"));
@@ -53,13 +53,14 @@ fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> R
             };
             match (&part, at) {
                 (Part::Segment(header), Some(at)) => {
+                    let before = (until, latest);
                     until = moment_in(header, at);
                     if until.is_none() && replay.cluster().is_none() {
                         let begins = Timestamp::from_millisecond(header.wall_ms).unwrap_or_default();
                         bail!("the recording begins at {begins}, after --at {at}");
                     }
                     if until.is_none() {
-                        return Ok(None);
+                        return Ok(end_before(at, before));
                     }
                     latest = Some(header.began);
                 }
@@ -72,9 +73,13 @@ fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> R
             replay.step(part).with_context(|| file.name.clone())?;
         }
     }
-    let early = until.zip(latest).map(|(until, latest)| until.since(latest));
-    let early = early.filter(|early| *early > AT_THE_END);
-    Ok(early.zip(at).map(|(early, at)| at - Duration::from_millis(early.0)))
+    Ok(at.and_then(|at| end_before(at, (until, latest))))
+}
+
+/// When what was recorded up to a time ends, if that is earlier: by the time and by the last moment, both on the recording's clock.
+fn end_before(at: Timestamp, (until, latest): (Option<Moment>, Option<Moment>)) -> Option<Timestamp> {
+    let early = until?.since(latest?);
+    (early > AT_THE_END).then(|| at - Duration::from_millis(early.0))
 }
 
 /// The time on the clock of this segment; `None` if that begins later.

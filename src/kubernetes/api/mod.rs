@@ -60,7 +60,7 @@ impl ApiControlPlane {
         };
         if order.epoch.as_ref() != Some(&epoch) {
             let message =
-                "the placement is of an earlier term of this replica, and another may have led since".into();
+                "the placement was chosen in another epoch: another replica may have led since".into();
             return BindOutcome::Refused { message };
         }
         let BindOrder { key, uid, demand, placement, .. } = order;

@@ -259,12 +259,7 @@ pub async fn perform(
             let is_due = || is_still_due(&service.cluster(), &uid, &why, &task);
             let outcome = span.around(control_plane.evict(&key, &uid, &why, &is_due)).await;
             span.set("stowage.outcome", outcome.code());
-            match outcome {
-                EvictionOutcome::CalledOff => {
-                    WriteOutcome::Dropped(PlannerWrite::Evict { key, uid, why, task })
-                }
-                outcome => WriteOutcome::Evicted { key, uid, task, outcome },
-            }
+            WriteOutcome::Evicted { key, uid, task, outcome }
         }
         PlannerWrite::LiftGate { key, uid, reservation } => {
             let span = service.traces().write("lift scheduling gate", &uid, &key);

@@ -142,7 +142,7 @@ pub enum EvictionOutcome {
         /// The pause that the API server asks for, if any.
         after: Option<Duration>,
     },
-    /// Nothing was done: what the pod was to be evicted for is over.
+    /// No eviction was requested: what the pod was to be evicted for is over. Its condition may have been written.
     CalledOff,
     /// Nothing was done, and a retry will not help.
     Refused { message: String },

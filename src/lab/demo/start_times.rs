@@ -298,7 +298,6 @@ impl Starts {
             uid: uid.clone(),
             placement: decision.placement,
             stage: BindingStage::Request { is_new: decision.is_new },
-            begun: decision.begun,
             answer: BindingAnswer::Written,
             latest_landing: Millis::seconds(16),
         });

@@ -102,7 +102,6 @@ impl ClosedLoop<'_> {
             uid: uid.clone(),
             placement,
             stage: BindingStage::Request { is_new: decision.is_new },
-            begun: decision.begun,
             answer: BindingAnswer::Written,
             latest_landing: Millis::default(),
         });

@@ -121,7 +121,6 @@ impl Recorded {
             uid: uid(name),
             placement: decision.placement,
             stage: BindingStage::Request { is_new: true },
-            begun: decision.begun,
             answer: BindingAnswer::Written,
             latest_landing: Millis::default(),
         };

@@ -144,6 +144,15 @@ impl Ledger {
         None
     }
 
+    /// The pod has again what it had reserved in an earlier epoch. If that would not be made now, it expires with the next tick.
+    pub(in crate::scheduling) fn review_reservation(&mut self, uid: &PodUid) {
+        let Some(reservation) = self.pod_states.reservation(uid).cloned() else { return };
+        self.set_reservation(uid, None);
+        let deadline =
+            if self.may_stand(uid, &reservation) { reservation.deadline } else { Moment::default() };
+        self.set_reservation(uid, Some(Reservation { deadline, ..reservation }));
+    }
+
     fn adopt_reservations(&mut self, concerns: impl Fn(&Reservation) -> bool) {
         let concerned = self.pod_states.reservations().filter(|(.., reservation)| concerns(reservation));
         let mut reservations: Vec<_> = concerned

@@ -49,7 +49,6 @@ pub enum PodPhase {
 pub struct AssumedPod {
     pub placement: Placement,
     /// The epoch of the decision. In another one its Binding is not written: another leader may have allocated the GPUs since.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<LeaderEpoch>,
     /// What it goes back to if the Binding fails.
     pub before: WaitingPod,

@@ -7,7 +7,7 @@ use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
 use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Placement;
-use crate::units::{Millis, Moment};
+use crate::units::Millis;
 use serde::{Deserialize, Serialize};
 
 /// kube-scheduler asks to bind the pod to the node.
@@ -35,8 +35,6 @@ pub struct BindDecision {
     pub is_new: bool,
     /// An engine of its model sleeps on its GPUs that it may wake.
     pub wakes: bool,
-    /// When the write begins.
-    pub begun: Moment,
     /// Time since the pod was first refused, or first seen behind the planner's gate; zero if it never was.
     pub unplaced: Millis,
 }
@@ -75,11 +73,11 @@ impl Change for BindAsked {
         if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
             return Err(BindRefusal::InShadow);
         }
-        let begun = ledger.now();
+        let now = ledger.now();
         let (demand, policy) = (pod.demand.clone(), policy.digest);
         let is_reserved = pod.reservation().is_some();
         let shows_reservation = ledger.may_show_reservation(&self.uid);
-        let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| begun.since(since));
+        let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| now.since(since));
         let (placement, is_new) = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
             AssumeResult::New(placement) => (placement, true),
@@ -96,7 +94,6 @@ impl Change for BindAsked {
             epoch,
             is_new,
             wakes,
-            begun,
             unplaced,
         };
         cluster.bindings.begin(&self.uid);

@@ -13,9 +13,11 @@
 //!
 //! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
 //! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
-//! show that the first one had succeeded; but not in a later term of this replica, because another leader may have allocated the
-//! GPUs in between: the pod is pending again then, as soon as no write can land any more. One settling loop per placement does that: pause, read, write, and so on. It ends as
+//! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as
 //! soon as the pod is not assumed with this placement any more.
+//!
+//! In another epoch than that of the decision nothing is written again: another leader may have allocated the GPUs in between.
+//! The pod is pending again once a read shows it unbound that began when no write could land any more.
 //!
 //! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on.
 //! A pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
@@ -31,10 +33,8 @@ use std::sync::Arc;
 /// What the edge does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BindingStep {
-    /// Write the Binding, begun at this moment.
-    Write {
-        begun: Moment,
-    },
+    /// Write the Binding.
+    Write,
     /// Read the pod from the API server.
     Read,
     /// Sleep, then read.
@@ -82,9 +82,8 @@ pub struct BindingAnswered {
     pub uid: PodUid,
     pub placement: Placement,
     pub stage: BindingStage,
-    pub begun: Moment,
     pub answer: BindingAnswer,
-    /// For how long after it was begun an unanswered write may still land.
+    /// For how long after it was given up an unanswered write may still land.
     pub latest_landing: Millis,
 }
 
@@ -111,7 +110,9 @@ pub struct BindingRead {
     pub placement: Placement,
     pub stage: BindingStage,
     pub pod: PodRead,
-    /// For how long after it was begun an unanswered write may still land.
+    /// When the read began: what it shows may be as old.
+    pub asked: Moment,
+    /// For how long after it was given up an unanswered write may still land.
     pub latest_landing: Millis,
 }
 
@@ -138,9 +139,10 @@ impl Change for BindingAnswered {
     type Output = BindingStep;
 
     fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
-        let Self { uid, placement, stage, begun, answer, latest_landing } = self;
+        let Self { uid, placement, stage, answer, latest_landing } = self;
+        let now = cluster.ledger.now();
         let is_open = matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown);
-        cluster.bindings.end(&uid, begun, is_open);
+        cluster.bindings.end(&uid, now, is_open);
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
                 let borrows = !placement.borrowed_from.is_empty();
@@ -149,13 +151,13 @@ impl Change for BindingAnswered {
                 cluster.end_loop(&uid, &placement, stage, BindingStep::Bound)
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
-                match is_new && !cluster.forget_if_landed(&uid, latest_landing) {
+                match is_new && !cluster.forget_if_landed(&uid, now, latest_landing) {
                     true => BindingStep::Settle,
                     false => BindingStep::Failed(NotBound::Refused),
                 }
             }
             (BindingAnswer::Refused, BindingStage::Settling) => {
-                cluster.forget_if_landed(&uid, latest_landing);
+                cluster.forget_if_landed(&uid, now, latest_landing);
                 cluster.pause_or_end(&uid, &placement)
             }
             (BindingAnswer::Conflict, BindingStage::Request { .. }) => BindingStep::Read,
@@ -169,7 +171,7 @@ impl Change for BindingRead {
     type Output = BindingStep;
 
     fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
-        let Self { uid, placement, stage, pod, latest_landing } = self;
+        let Self { uid, placement, stage, pod, asked, latest_landing } = self;
         // A watch or a later request may have been faster.
         if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
             return cluster.end_loop(&uid, &placement, stage, BindingStep::Over);
@@ -192,13 +194,15 @@ impl Change for BindingRead {
             }
             (_, BindingStage::Request { .. }) => BindingStep::Settle,
             (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
-            (PodRead::Unbound, BindingStage::Settling) if !cluster.is_of_this_term(&uid) => {
-                cluster.forget_if_landed(&uid, latest_landing);
+            (PodRead::Unbound, BindingStage::Settling) if !cluster.was_decided_in_this_epoch(&uid) => {
+                if cluster.forget_if_landed(&uid, asked, latest_landing) {
+                    cluster.ledger.review_reservation(&uid);
+                }
                 cluster.pause_or_end(&uid, &placement)
             }
             (PodRead::Unbound, BindingStage::Settling) => {
                 cluster.bindings.begin(&uid);
-                BindingStep::Write { begun: cluster.ledger.now() }
+                BindingStep::Write
             }
         }
     }
@@ -231,9 +235,9 @@ impl Change for BindingFailed {
 }
 
 impl Cluster {
-    /// The pod is pending again, unless one of its Bindings can still land. Returns whether none can.
-    fn forget_if_landed(&mut self, uid: &PodUid, latest_landing: Millis) -> bool {
-        let have_landed = self.bindings.have_landed(uid, self.ledger.now(), latest_landing);
+    /// The pod is pending again, unless one of its Bindings could still land then. Returns whether none could.
+    fn forget_if_landed(&mut self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
+        let have_landed = self.bindings.have_landed(uid, then, latest_landing);
         if have_landed {
             self.ledger.forget(uid);
             self.bindings.none_may_land(uid);
@@ -266,9 +270,8 @@ impl Cluster {
         last
     }
 
-    /// Whether the pod was assumed in the epoch in which this replica acts. A Binding that was decided in another one is not written:
-    /// in between, another leader may have allocated its GPUs.
-    fn is_of_this_term(&self, uid: &PodUid) -> bool {
+    /// Whether the pod was assumed in the epoch in which this replica acts. While it does not lead there is none.
+    fn was_decided_in_this_epoch(&self, uid: &PodUid) -> bool {
         let phase = self.ledger.pod_state(uid).map(|pod| &pod.phase);
         matches!(phase, Some(PodPhase::Assumed(assumed)) if assumed.epoch.as_ref() == self.ledger.leader())
     }

@@ -60,12 +60,14 @@ impl Input {
     pub fn bytes(&self) -> usize {
         /// Of a change that names few objects.
         const SMALL: usize = 1 << 10;
-        let offered = match self {
-            Self::PreemptAsked(asked) => &*asked.offered,
-            Self::NarrowAsked(asked) => &*asked.offered,
-            _ => &[],
+        let offered = |offered: &[OfferedNode]| offered.iter().map(OfferedNode::bytes).sum();
+        let beyond: usize = match self {
+            Self::PreemptAsked(asked) => offered(&asked.offered),
+            Self::NarrowAsked(asked) => offered(&asked.offered),
+            Self::ReadingReported(reported) => reported.reading.bytes(),
+            _ => 0,
         };
-        SMALL + offered.iter().map(OfferedNode::bytes).sum::<usize>()
+        SMALL + beyond
     }
 }
 

@@ -1,7 +1,7 @@
 //! Bindings whose result is unknown: one record for each pod, at most one settling loop for each of its placements, and when an
 //! allocation may be forgotten.
 //!
-//! A Binding may land for a limited time after it was begun; the edge knows the limit. Until then only a read that shows the
+//! A Binding may land for a limited time after it was sent; the edge knows the limit. It was sent before it was given up. Until then only a read that shows the
 //! pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;
@@ -25,7 +25,7 @@ pub struct OpenBindings {
 struct OpenBinding {
     /// Writes that have not been answered yet.
     under_way: u32,
-    /// When the latest write began that may have been written.
+    /// When the latest write was given up that may have been written.
     may_land: Option<Moment>,
     /// Placements that have a settling loop: the pod's own, and one that was given up until its loop's next read.
     settling: Vec<Placement>,
@@ -39,20 +39,20 @@ impl OpenBindings {
         self.open.entry(uid.clone()).or_default().under_way += 1;
     }
 
-    /// The write begun at `begun` has been answered or has timed out; `is_open` if it may have been written all the same.
-    pub fn end(&mut self, uid: &PodUid, begun: Moment, is_open: bool) {
+    /// A write has been answered or has timed out by now; `is_open` if it may have been written all the same.
+    pub fn end(&mut self, uid: &PodUid, now: Moment, is_open: bool) {
         let Some(record) = self.open.get_mut(uid) else { return };
         record.under_way = record.under_way.saturating_sub(1);
         if is_open {
-            record.may_land = record.may_land.max(Some(begun));
+            record.may_land = record.may_land.max(Some(now));
         }
         self.drop_if_done(uid);
     }
 
-    /// Whether none of the pod's Bindings can land any more.
-    pub fn have_landed(&self, uid: &PodUid, now: Moment, latest_landing: Millis) -> bool {
+    /// Whether none of the pod's Bindings could land any more then.
+    pub fn have_landed(&self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
         self.open.get(uid).is_none_or(|record| {
-            record.under_way == 0 && record.may_land.is_none_or(|begun| begun + latest_landing < now)
+            record.under_way == 0 && record.may_land.is_none_or(|given_up| given_up + latest_landing < then)
         })
     }
 

@@ -49,6 +49,11 @@ pub struct NodeModelSet {
 }
 
 impl NodeModelSet {
+    /// Roughly how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        self.list.iter().map(|holding| size_of::<NodeModel>() + holding.model.as_str().len()).sum()
+    }
+
     pub fn of(&self, model: &ModelId) -> Option<&NodeModel> {
         let list = if self.marks & mark(model) == 0 { &[] } else { &*self.list };
         list.iter().find(|holding| holding.model == *model)

@@ -116,6 +116,19 @@ pub enum Freshness {
 }
 
 impl NodeReading {
+    /// Roughly how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        /// Of a UID, or of a model's name.
+        const TEXT: usize = 64;
+        let attributed: usize = self.gpus.iter().map(|gpu| gpu.attributed.len()).sum();
+        let per_pod = attributed + self.in_flight.len() + self.sleep.len() + self.over_grant.len();
+        size_of::<Self>()
+            + self.gpus.len() * size_of::<GpuReading>()
+            + self.engines.len() * (size_of::<EngineReading>() + 2 * TEXT)
+            + self.holdings.bytes()
+            + per_pod * (size_of::<OverGrant>() + TEXT)
+    }
+
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }

@@ -258,7 +258,6 @@ impl RecordedCluster {
             uid: uid(pod),
             placement: decision.placement.clone(),
             stage: BindingStage::Request { is_new: decision.is_new },
-            begun: decision.begun,
             answer,
             latest_landing: Millis::seconds(16),
         });
@@ -296,7 +295,8 @@ impl RecordedCluster {
             _ => PodRead::Bound { node, devices, borrows },
         };
         let (stage, latest_landing) = (BindingStage::Settling, Millis::seconds(16));
-        let read = BindingRead { uid: uid(pod), placement, stage, pod: shown, latest_landing };
+        let asked = self.cluster.now();
+        let read = BindingRead { uid: uid(pod), placement, stage, pod: shown, asked, latest_landing };
         let step = self.apply(read);
         self.decisions.push(format!("{step:?}"));
     }

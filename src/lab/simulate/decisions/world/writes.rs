@@ -12,7 +12,7 @@ use crate::scheduling::verbs::binding::{
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
 
-/// For how long after it was begun a Binding may land.
+/// For how long after it was given up a Binding may land.
 const LATEST_LANDING: u64 = 16_000;
 
 /// A Binding that was written and not answered yet.
@@ -132,7 +132,7 @@ impl World<'_> {
     fn answer(&mut self, at: usize) -> Checked {
         let write = &mut self.writes[at];
         let (_, truth) = write.answered.take().expect("it is due");
-        let OpenWrite { pod, placement, stage, begun, .. } = write.clone();
+        let OpenWrite { pod, placement, stage, .. } = write.clone();
         let place = Place { node: node_number(&placement.node), gpus: gpus_of(&placement.devices) };
         let is_bound_here = self.api[pod as usize].bound.is_some_and(|(bound, _)| bound == place);
         let answer = match truth {
@@ -145,7 +145,7 @@ impl World<'_> {
         let open = &mut self.record.pods[pod as usize].open;
         open.under_way = open.under_way.saturating_sub(1);
         if matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown) {
-            open.may_land = open.may_land.max(Some(begun));
+            open.may_land = open.may_land.max(Some(self.record.now));
         }
         match (answer, stage) {
             (BindingAnswer::Written, _) => self.note_confirmed(pod, place),
@@ -165,7 +165,6 @@ impl World<'_> {
             uid: uid.clone(),
             placement: placement.clone(),
             stage,
-            begun: Moment(begun),
             answer: heard,
             latest_landing: Millis(LATEST_LANDING),
         });
@@ -186,7 +185,7 @@ impl World<'_> {
     /// A refused pod waits again, unless another of its Bindings may land.
     fn note_refused(&mut self, pod: u32) {
         let open = self.record.pods[pod as usize].open;
-        let has_landed = |begun: u64| begun + LATEST_LANDING < self.record.now;
+        let has_landed = |given_up: u64| given_up + LATEST_LANDING < self.record.now;
         if open.under_way == 0 && open.may_land.is_none_or(has_landed) {
             self.record.note_unbound(pod);
         }
@@ -210,7 +209,7 @@ impl World<'_> {
                 self.settling.push(Settling { pod, placement, due: self.record.now + pause.0 });
                 Ok(())
             }
-            BindingStep::Write { .. } => self.write(pod, placement, BindingStage::Settling),
+            BindingStep::Write => self.write(pod, placement, BindingStage::Settling),
             BindingStep::Over => {
                 // What was written for another placement since may land still.
                 if !matches!(self.record.told(pod), KnownState::Assumed(_)) {
@@ -265,6 +264,7 @@ impl World<'_> {
         self.note(|| format!("pod {pod} is read: {shown:?}"));
         let uid = self.pods[pod as usize].uid.clone();
         let (placement, latest_landing) = (placement.clone(), Millis(LATEST_LANDING));
-        self.core.apply(BindingRead { uid, placement, stage, pod: shown, latest_landing })
+        let asked = Moment(self.record.now);
+        self.core.apply(BindingRead { uid, placement, stage, pod: shown, asked, latest_landing })
     }
 }

@@ -109,7 +109,8 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     let pod = PodRead::Bound { node, devices, borrows: true };
     let stage = BindingStage::Request { is_new: true };
     let latest_landing = Millis::seconds(16);
-    cluster.apply(BindingRead { uid: uid("job"), placement, stage, pod, latest_landing });
+    let asked = cluster.now();
+    cluster.apply(BindingRead { uid: uid("job"), placement, stage, pod, asked, latest_landing });
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(!cluster.open_wakes()[0].is_wakeable, "the job has what the engine was granted");
