@@ -9,8 +9,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use stowage::recording::entry::Entry;
+use stowage::recording::entry::{Entry, Numbered};
 use stowage::recording::read::{Part, Reader};
+use stowage::scheduling::verbs::Input;
+use stowage::units::Moment;
 use tempfile::TempDir;
 
 /// What Stowage did beside a real kube-scheduler. The test of the control plane records it again (`STOWAGE_BLESS`).
@@ -280,8 +282,21 @@ fn a_recording_of_ten_gigabytes_is_refused_where_it_stops_being_one() {
     let whole = whole();
     std::fs::write(&recording, &whole).unwrap();
     std::fs::OpenOptions::new().write(true).open(&recording).unwrap().set_len(10 << 30).unwrap();
-    let limited = ["-c", "ulimit -v 4194304; exec \"$0\" replay \"$1\"", env!("CARGO_BIN_EXE_stowage")];
-    let said = said_by(Command::new("sh").args(limited).arg(&recording));
+    let limited = |arguments: &str| {
+        let script = format!("ulimit -v 4194304; exec \"$0\" {arguments}");
+        let stowage = env!("CARGO_BIN_EXE_stowage");
+        said_by(Command::new("sh").args(["-c", &script, stowage]).arg(&recording).current_dir(&directory))
+    };
+    let said = limited("explain starcoder --bundle \"$1\"");
+    assert!(said.code == 2 && said.err.contains(&format!("at byte {}", whole.len())), "{}", said.err);
+    for names in ["", "--redact"] {
+        let said = limited(&format!("bundle --from \"$1\" -f whole.bundle {names}"));
+        assert_eq!(said.code, 1, "{}{}", said.out, said.err);
+        assert!(said.err.contains(&format!("damaged at byte {}", whole.len())), "{}", said.err);
+        let bundle = directory.path().join("whole.bundle");
+        assert!(std::fs::metadata(bundle).unwrap().len() < 2 * whole.len() as u64);
+    }
+    let said = limited("replay \"$1\"");
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
     assert!(said.out.contains(&format!("at byte {} of the recording", whole.len())), "{}", said.out);
 }
@@ -303,6 +318,46 @@ fn a_pod_is_explained_as_of_a_time_in_the_recording() {
     assert!(said.code == 2 && said.err.contains("such as `2026-"), "{}", said.err);
     let said = explained(&["--at", "2001-01-01T00:00:00Z", "--server", "http://127.0.0.1:1"]);
     assert!(said.code == 2 && said.err.contains("cannot be used with"), "{}", said.err);
+}
+
+/// When kube-scheduler asked to bind the pod, and when it was bound, by the wall clock in milliseconds.
+fn bound_between(pod: &str) -> (i64, i64) {
+    let bytes = whole();
+    let (mut wall_of, mut now) = ((0, Moment::default()), Moment::default());
+    let (mut uid, mut asked) = (None, None);
+    for part in Reader::new(&bytes[..]) {
+        let wall = |now: Moment| wall_of.0 + now.since(wall_of.1).0 as i64;
+        match part.unwrap() {
+            Part::Segment(header) => wall_of = (header.wall_ms, header.began),
+            Part::Entry(Entry::Clock(moment)) => now = moment,
+            Part::Entry(Entry::Input(Numbered { input, .. })) => match input {
+                Input::BindAsked(bind) if &*bind.key.name == pod && asked.is_none() => {
+                    (uid, asked) = (Some(bind.uid.clone()), Some(wall(now)));
+                }
+                Input::BindingAnswered(bound) if uid.as_ref() == Some(&bound.uid) => {
+                    return (asked.unwrap(), wall(now));
+                }
+                _ => {}
+            },
+            Part::Entry(_) => {}
+        }
+    }
+    panic!("the demo binds {pod}");
+}
+
+#[test]
+fn the_same_pod_is_explained_differently_before_and_after_its_binding() {
+    let (asked, bound) = bound_between("starcoder");
+    let recording = recorded_demo().to_str().unwrap();
+    let verdict = |at: i64| {
+        let at = jiff::Timestamp::from_millisecond(at).unwrap().to_string();
+        let said = stowage(&["explain", "starcoder", "--bundle", recording, "--at", &at, "-o", "json"]);
+        let explanation: Option<Value> = serde_json::from_str(&said.out).ok();
+        // Before the watch has shown it there is no such pod.
+        explanation.map_or("none".to_owned(), |one| one["verdict"].as_str().unwrap().to_owned())
+    };
+    assert_ne!(verdict(asked - 1), "bound");
+    assert_eq!(verdict(bound + 1), "bound");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What `stowage simulate faults` and `decisions` share: seeds and minutes on the command line, and what is printed of a campaign.
 
+use crate::build_info;
 use anyhow::{Result, bail};
+use clap::Args;
 use serde::Serialize;
 use std::io::Write;
 use std::ops::RangeInclusive;
@@ -31,6 +33,14 @@ pub enum BadSeedRange {
     Backwards { first: u64, last: u64 },
 }
 
+/// Which build's seeds these are. The same seed is another game in another build.
+#[derive(Debug, Args)]
+pub struct SeedOrigin {
+    /// The build in which the seeds failed, as the printed command names it: any other build refuses to play them
+    #[arg(long, value_name = "BUILD")]
+    found_by: Option<String>,
+}
+
 /// The commands that play a failed game again.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -48,6 +58,19 @@ impl FromStr for SeedRange {
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeedRange::Malformed);
         let (first, last) = (number(first)?, number(last)?);
         if first > last { Err(BadSeedRange::Backwards { first, last }) } else { Ok(Self { first, last }) }
+    }
+}
+
+impl SeedOrigin {
+    pub fn check(&self) -> Result<()> {
+        let this = build_info::text();
+        match &self.found_by {
+            Some(found_by) if found_by != this => bail!(
+                "the seeds failed in stowage {found_by}, and this is stowage {this}, where the same seeds are other games: use that \
+                 build, or leave --found-by out to play what they are here"
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -70,6 +93,14 @@ impl SeedRange {
 }
 
 impl Reproduction {
+    /// Of `stowage simulate WHAT` with these arguments.
+    pub fn of(what: &str, as_it_was: &str, smallest: &str) -> Self {
+        let command = |arguments: &str| {
+            format!("stowage simulate {what} {arguments} --found-by '{}'", build_info::text())
+        };
+        Self { reproduce: command(as_it_was), smallest: command(smallest) }
+    }
+
     pub fn text(&self) -> String {
         let Self { reproduce, smallest } = self;
         let again = format!("play it again: {reproduce}\n");
@@ -124,6 +155,17 @@ pub fn exit_code(has_failed: bool) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_of_another_build_are_refused() {
+        let origin = |found_by: &str| SeedOrigin { found_by: Some(found_by.into()) };
+        assert!(SeedOrigin { found_by: None }.check().is_ok() && origin(build_info::text()).check().is_ok());
+        let refused = origin("0.1.0").check().unwrap_err().to_string();
+        assert!(refused.contains("stowage 0.1.0") && refused.contains("leave --found-by out"), "{refused}");
+        let again = Reproduction::of("faults", "--seeds 7 --steps 90", "--seeds 7 --steps 40");
+        let found_by = format!("--seeds 7 --steps 40 --found-by '{}'", build_info::text());
+        assert_eq!(again.smallest, format!("stowage simulate faults {found_by}"));
+    }
 
     #[test]
     fn a_range_of_seeds_that_cannot_be_played_says_what_to_write() {

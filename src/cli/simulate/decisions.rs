@@ -2,7 +2,7 @@
 //! simulation is in `lab::simulate::decisions`.
 
 use super::campaign::{
-    OutputFormat, Reproduction, SeedRange, exit_code, interruption, limit, minutes, print,
+    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes, print,
 };
 use super::progress;
 use crate::lab::campaign::{CampaignResult, CampaignRules};
@@ -25,6 +25,9 @@ pub struct SimulateDecisionsArgs {
     /// One seed, or an inclusive range
     #[arg(long, value_name = "A..B", default_value = "0..999")]
     seeds: SeedRange,
+
+    #[command(flatten)]
+    origin: SeedOrigin,
 
     /// Stop after so many minutes, even if seeds are left
     #[arg(long, value_name = "M", value_parser = minutes)]
@@ -100,6 +103,7 @@ struct FailedSequence {
 
 impl SimulateDecisionsArgs {
     pub fn run(self) -> Result<ExitCode> {
+        self.origin.check()?;
         if self.history {
             return self.print_history(self.seeds.only("sequence")?);
         }
@@ -149,9 +153,7 @@ impl SimulateDecisionsArgs {
 
 impl FailedSequence {
     fn of((sequence, step, broken): &Failure) -> Self {
-        let command =
-            |sequence: &DecisionSequence| format!("stowage simulate decisions {}", sequence.arguments());
-        let again = Reproduction { reproduce: command(sequence), smallest: command(&shrink(sequence)) };
+        let again = Reproduction::of("decisions", &sequence.arguments(), &shrink(sequence).arguments());
         Self { seed: sequence.seed, step: *step, broken: broken.clone(), again }
     }
 }
@@ -204,10 +206,11 @@ mod tests {
             seed: 7,
             step: 39,
             broken: "pod 3 is refused node 0, where it fits".into(),
-            again: Reproduction {
-                reproduce: format!("stowage simulate decisions {}", sequence.arguments()),
-                smallest: "stowage simulate decisions --seeds 7 --steps 12 --nodes 1 --without plan".into(),
-            },
+            again: Reproduction::of(
+                "decisions",
+                &sequence.arguments(),
+                "--seeds 7 --steps 12 --nodes 1 --without plan",
+            ),
         };
         let tally = DecisionTally { filter: 30, bind: 10, world_nodes: 80, ..DecisionTally::default() };
         let took = Duration::from_secs(2);
@@ -217,7 +220,7 @@ mod tests {
         assert!(text.contains("in worlds of 2.0 nodes"), "{text}");
         assert!(text.contains("20 decisions a second, 2 at once"), "{text}");
         assert!(
-            text.contains("play it again: stowage simulate decisions --seeds 7 --steps 40 --nodes 2\n"),
+            text.contains("again: stowage simulate decisions --seeds 7 --steps 40 --nodes 2 --found-by '"),
             "{text}"
         );
         assert!(text.contains("smaller: stowage simulate decisions --seeds 7 --steps 12"), "{text}");

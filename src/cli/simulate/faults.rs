@@ -2,7 +2,7 @@
 //! simulation is in `lab::faults`.
 
 use super::campaign::{
-    OutputFormat, Reproduction, SeedRange, exit_code, interruption, limit, minutes, print,
+    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes, print,
 };
 use super::progress;
 use crate::lab::campaign::{CampaignResult, CampaignRules};
@@ -30,6 +30,9 @@ pub struct SimulateFaultsArgs {
     /// One seed, or an inclusive range
     #[arg(long, value_name = "A..B", default_value = "0..99")]
     seeds: SeedRange,
+
+    #[command(flatten)]
+    origin: SeedOrigin,
 
     /// Stop after so many minutes, even if seeds are left
     #[arg(long, value_name = "M", value_parser = minutes)]
@@ -97,15 +100,15 @@ struct FailedHistory {
 impl FailedHistory {
     /// Makes a failing history smaller.
     fn of(history: &History, broken: Vec<String>, within: Duration) -> Self {
-        let command = |history: &History| format!("stowage simulate faults {}", history.arguments());
         let smallest = if within.is_zero() { history.clone() } else { shrink(history, within) };
-        let again = Reproduction { reproduce: command(history), smallest: command(&smallest) };
+        let again = Reproduction::of("faults", &history.arguments(), &smallest.arguments());
         Self { seed: history.seed, broken, again }
     }
 }
 
 impl SimulateFaultsArgs {
     pub fn run(self) -> Result<ExitCode> {
+        self.origin.check()?;
         if self.history {
             return self.print_history(self.seeds.only("history")?);
         }
@@ -200,7 +203,7 @@ mod tests {
         let history = History { steps: 40, ..History::of(7) };
         let failed = FailedHistory::of(&history, vec!["n0/1 is promised twice".into()], Duration::ZERO);
         let text = text(&FaultTally::default(), Duration::from_secs(1), false, Some(&failed));
-        assert!(text.contains("play it again: stowage simulate faults --seeds 7 --steps 40\n"), "{text}");
+        assert!(text.contains("again: stowage simulate faults --seeds 7 --steps 40 --found-by '"), "{text}");
         assert!(!text.contains("smaller:"), "{text}");
     }
 }
