@@ -47,15 +47,17 @@ impl ServeProcess {
 
     /// The CPU time of its threads of this name, to the nanosecond.
     pub fn cpu_of_threads(&self, name: &str) -> Duration {
-        let tasks =
-            std::fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("the process is there");
-        let text = |file: PathBuf| std::fs::read_to_string(file).unwrap_or_default();
-        let named =
-            tasks.flatten().map(|task| task.path()).filter(|task| text(task.join("comm")).trim() == name);
-        let nanos =
-            named.filter_map(|task| text(task.join("schedstat")).split(' ').next()?.parse::<u64>().ok());
-        Duration::from_nanos(nanos.sum())
+        cpu_of_threads(&self.process.id().to_string(), name)
     }
+}
+
+/// The CPU time of a process's threads of this name, to the nanosecond. `process` is its id, or `self`.
+pub fn cpu_of_threads(process: &str, name: &str) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("the process is there");
+    let text = |file: PathBuf| std::fs::read_to_string(file).unwrap_or_default();
+    let named = tasks.flatten().map(|task| task.path()).filter(|task| text(task.join("comm")).trim() == name);
+    let nanos = named.filter_map(|task| text(task.join("schedstat")).split(' ').next()?.parse::<u64>().ok());
+    Duration::from_nanos(nanos.sum())
 }
 
 /// `process` is its id, or `self`.
