@@ -19,7 +19,7 @@ const WATCHED: [&str; 8] = [
 /// What is written, and how that may end.
 const WRITES: [(&str, &[&str]); 12] = [
     ("bind", &["written", "conflict", "refused", "unknown"]),
-    ("evict", &["written", "gone", "later", "refused", "unknown"]),
+    ("evict", &["written", "gone", "later", "called-off", "refused", "unknown"]),
     ("reservation", &["written", "gone", "failed", "landed-late"]),
     ("nomination", &["written", "gone", "failed"]),
     ("plan", &["written", "gone", "failed"]),

@@ -48,7 +48,7 @@ impl PlannerMetrics {
             overuse_evictions: families.counters(
                 "stowage_overuse_evictions_total",
                 "Evictions of pods that used more VRAM than they were granted, by outcome.",
-                [known("outcome", ["written", "gone", "later", "refused", "unknown"])],
+                [known("outcome", ["written", "gone", "later", "called-off", "refused", "unknown"])],
             ),
         }
     }

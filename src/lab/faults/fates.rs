@@ -85,8 +85,8 @@ impl Fates {
             30..38 => (Some(FaultKind::LostAnswer), InjectedFault::LosesAnswer),
             38..43 => (Some(FaultKind::RepeatedWrite), InjectedFault::ArrivesTwice(up_to(dice, latest))),
             43..45 => (Some(FaultKind::RefusedWrite), InjectedFault::Fails),
-            48..50 => LOST,
             45..48 => (Some(FaultKind::Throttling), InjectedFault::Throttles(1 + dice.below(3) as u64)),
+            48..50 => LOST,
             _ => (None, soon(dice)),
         }
     }
@@ -142,10 +142,10 @@ const SOON: Duration = Duration::from_millis(30);
 fn of_lease(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     let lost = Some(FaultKind::LostLease);
     match dice.below(20) {
-        3 => (lost, InjectedFault::Hangs),
         0 => (lost, InjectedFault::LosesAnswer),
         1 => (lost, InjectedFault::LandsLate(DelayStage::Network, up_to(dice, Duration::from_secs(5)))),
         2 => (lost, InjectedFault::Fails),
+        3 => (lost, InjectedFault::Hangs),
         _ => (None, soon(dice)),
     }
 }
