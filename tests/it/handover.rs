@@ -301,7 +301,8 @@ async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
         tokio::time::sleep(Duration::from_millis(5)).await;
         most = most.max(at_once());
     }
-    assert_eq!(most, AT_ONCE);
+    // One that the replica has given up counts until the server sees its connection close.
+    assert!((AT_ONCE..2 * AT_ONCE).contains(&most), "{most} are read at once");
     server.faults().clear();
     server.held().release_all();
     eventually("all are settled", || replica.service.cluster().unsettled_bindings() == 0).await;
