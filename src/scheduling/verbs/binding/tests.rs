@@ -343,3 +343,26 @@ fn a_read_that_began_while_a_write_could_land_gives_no_placement_up() {
     let asked = asked + Millis(1);
     assert_eq!(bench.read_since(asked, &decision, SETTLING, PodRead::Unbound), BindingStep::Over);
 }
+
+/// While no Binding is answered, memory may be taken, and start gates open, where the pod was to go.
+#[test]
+fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it_can_land() {
+    let mut bench = BindFixture::new();
+    let decision = bench.ask("a");
+    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
+    bench.settle(&decision);
+    bench.pass(Millis(9_999));
+    assert!(!bench.ask("a").is_new, "kube-scheduler asks again");
+    bench.answered(&decision, BindingStage::Request { is_new: false }, BindingAnswer::Unknown);
+    assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Write);
+    bench.answered(&decision, SETTLING, BindingAnswer::Unknown);
+    bench.pass(Millis(1));
+    let step = bench.read(&decision, SETTLING, PodRead::Unbound);
+    assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
+    let asked = BindAsked::of(&bench.cluster, &uid("p"), &node("a")).unwrap();
+    let unsettled = AssumeConflict::Unsettled { node: node("a") };
+    assert_eq!(bench.cluster.apply(asked), Err(BindRefusal::Conflict(unsettled)));
+    bench.pass(LANDING);
+    assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
+    assert!(bench.ask("a").is_new, "it is decided anew");
+}
