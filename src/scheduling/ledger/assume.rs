@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::node_state::NodeState;
-use super::pod_state::{BoundPod, PodPhase, PodState};
+use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState};
 use super::pod_states::ExpiredReservations;
 use super::start_times::PodStart;
 use super::waiting_pod::{SoftReservation, WaitingPod};
@@ -110,6 +110,9 @@ pub struct Expired {
     pub ended: Vec<PodUid>,
     pub may_be_more: bool,
 }
+
+/// A Binding is written for so long after its decision. kube-scheduler asks again for as long as it takes.
+const WRITTEN_FOR: Millis = Millis::seconds(10);
 
 /// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a
 /// copy, and longer where their memory has gone cold.
@@ -224,9 +227,7 @@ impl Ledger {
             PodPhase::Bound(bound) => {
                 return Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() });
             }
-            PodPhase::Assumed(assumed)
-                if assumed.placement.node == *node && assumed.epoch.as_ref() == self.leader() =>
-            {
+            PodPhase::Assumed(assumed) if assumed.placement.node == *node && self.may_be_written(assumed) => {
                 return Ok(AssumeResult::InFlight(assumed.placement.clone()));
             }
             PodPhase::Assumed(assumed) => {
@@ -247,9 +248,15 @@ impl Ledger {
             None => (None, None),
         };
         let epoch = self.leader().cloned();
-        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), epoch, starting, start));
+        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), epoch, now, starting, start));
         self.forget_start_if_woken(uid);
         Ok(AssumeResult::New(placement))
+    }
+
+    /// Whether the Binding of an assumed pod may be written again. In another epoch another leader may have allocated its GPUs since;
+    /// and what the decision rests on grows old: processes of ended pods may have the memory, and the start gate opens.
+    pub(in crate::scheduling) fn may_be_written(&self, assumed: &AssumedPod) -> bool {
+        assumed.epoch.as_ref() == self.leader() && self.now.since(assumed.since) < WRITTEN_FOR
     }
 
     /// A pod that may wake an engine says nothing of how long starts take.

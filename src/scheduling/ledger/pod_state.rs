@@ -48,8 +48,10 @@ pub enum PodPhase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssumedPod {
     pub placement: Placement,
-    /// The epoch of the decision. In another one its Binding is not written: another leader may have allocated the GPUs since.
+    /// The epoch of the decision.
     pub epoch: Option<LeaderEpoch>,
+    /// When it was decided.
+    pub since: Moment,
     /// What it goes back to if the Binding fails.
     pub before: WaitingPod,
 }
@@ -124,18 +126,19 @@ impl PodState {
         Self { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
     }
 
-    /// The pod is about to be bound as `placement` says, in this epoch; until `starting` no other engine may start on its GPUs.
+    /// The pod is about to be bound as `placement` says, as decided in this epoch and then; until `starting` no other engine may start on its GPUs.
     pub(super) fn assume(
         &mut self,
         placement: Placement,
         epoch: Option<LeaderEpoch>,
+        since: Moment,
         starting: Option<Moment>,
         start: Option<Arc<PodStart>>,
     ) {
         (self.starting, self.start) = (starting, start);
         if let PodPhase::Waiting(before) = &mut self.phase {
             let before = std::mem::take(&mut **before);
-            self.phase = PodPhase::Assumed(Box::new(AssumedPod { placement, epoch, before }));
+            self.phase = PodPhase::Assumed(Box::new(AssumedPod { placement, epoch, since, before }));
         }
     }
 

@@ -16,15 +16,15 @@
 //! show that the first one had succeeded. One settling loop per placement does that: pause, read, write, and so on. It ends as
 //! soon as the pod is not assumed with this placement any more.
 //!
-//! In another epoch than that of the decision nothing is written again: another leader may have allocated the GPUs in between.
+//! Ten seconds after the decision, and in another epoch, nothing is written again: what the decision rests on may have changed.
 //! The pod is pending again once a read shows it unbound that began when no write could land any more.
 //!
 //! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on.
 //! A pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
 
 use super::{Change, Cluster};
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::ledger::{PodPhase, PodState};
+use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
+use crate::scheduling::ledger::{AssumedPod, PodPhase, PodState};
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -194,8 +194,9 @@ impl Change for BindingRead {
             }
             (_, BindingStage::Request { .. }) => BindingStep::Settle,
             (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
-            (PodRead::Unbound, BindingStage::Settling) if !cluster.was_decided_in_this_epoch(&uid) => {
-                if cluster.forget_if_landed(&uid, asked, latest_landing) {
+            (PodRead::Unbound, BindingStage::Settling) if !cluster.may_be_written(&uid) => {
+                let is_of_another_epoch = cluster.epoch_of(&uid) != cluster.ledger.leader();
+                if cluster.forget_if_landed(&uid, asked, latest_landing) && is_of_another_epoch {
                     cluster.ledger.review_reservation(&uid);
                 }
                 cluster.pause_or_end(&uid, &placement)
@@ -270,16 +271,25 @@ impl Cluster {
         last
     }
 
-    /// Whether the pod was assumed in the epoch in which this replica acts. While it does not lead there is none.
-    fn was_decided_in_this_epoch(&self, uid: &PodUid) -> bool {
-        let phase = self.ledger.pod_state(uid).map(|pod| &pod.phase);
-        matches!(phase, Some(PodPhase::Assumed(assumed)) if assumed.epoch.as_ref() == self.ledger.leader())
+    fn may_be_written(&self, uid: &PodUid) -> bool {
+        self.assumed(uid).is_some_and(|assumed| self.ledger.may_be_written(assumed))
+    }
+
+    /// The epoch in which an assumed pod's GPUs were chosen.
+    fn epoch_of(&self, uid: &PodUid) -> Option<&LeaderEpoch> {
+        self.assumed(uid)?.epoch.as_ref()
+    }
+
+    fn assumed(&self, uid: &PodUid) -> Option<&AssumedPod> {
+        match &self.ledger.pod_state(uid)?.phase {
+            PodPhase::Assumed(assumed) => Some(assumed),
+            _ => None,
+        }
     }
 
     /// Whether this placement is still the pod's, and neither written nor given up.
     fn is_assumed(&self, uid: &PodUid, placement: &Placement) -> bool {
-        let phase = self.ledger.pod_state(uid).map(|pod| &pod.phase);
-        matches!(phase, Some(PodPhase::Assumed(assumed)) if assumed.placement == *placement)
+        self.assumed(uid).is_some_and(|assumed| assumed.placement == *placement)
     }
 }
 

@@ -68,6 +68,13 @@ struct LateReservation {
     since: Instant,
 }
 
+impl LateReservations {
+    /// Whether a replica may not be shown what happens to pods.
+    pub fn hides_pods_from(&self, client: &str) -> bool {
+        self.hidden.get(client).is_some_and(|until| *until > Instant::now())
+    }
+}
+
 impl FaultyCluster {
     /// The replica may not be shown what happens to pods for so long.
     pub(super) fn hide_pods_from(&mut self, client: &str, lasts: Duration) {

@@ -6,12 +6,13 @@ use super::super::oracle::{
 };
 use super::*;
 
-/// Beyond the latest landing of a Binding: an agent's period, and how long a report is fresh.
-const SEEN_FOR: Duration = Duration::from_secs(8);
+/// Beyond the latest landing of a Binding: how long one is written after its decision, an agent's period, and how long a report is
+/// fresh.
+const SEEN_FOR: Duration = Duration::from_secs(18);
 
-/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least. Bindings may land
-/// up to their latest landing apart from their decisions.
-const STARTS_ALONE: Duration = Duration::from_secs(20);
+/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least. A Binding is written
+/// for ten seconds after its decision, and may land up to its latest landing after that.
+const STARTS_ALONE: Duration = Duration::from_secs(12);
 
 impl FaultyCluster {
     pub(super) fn look(&mut self) {

@@ -107,7 +107,7 @@ impl FaultyCluster {
     }
 
     /// Reservations with victims that the leader knows, and that their pods do not show. That a pod is gone, or was bound by a late
-    /// write, it may not know yet.
+    /// write, it may not know yet; and nothing of pods while its watch is silent.
     fn unshown_reservations(&self, pods: &[Arc<Value>]) -> Vec<String> {
         let there: BTreeMap<&str, Option<Value>> = pods
             .iter()
@@ -115,6 +115,7 @@ impl FaultyCluster {
             .filter_map(|pod| Some((pod["metadata"]["uid"].as_str()?, reservation(pod))))
             .collect();
         let acting = self.acting().and_then(|acting| self.replicas[acting].as_ref());
+        let acting = acting.filter(|replica| !self.late_reservations.hides_pods_from(&replica.client));
         let known = acting.map(|replica| replica.service.cluster().reservation_status()).unwrap_or_default();
         let lacks = |known: &&ReservationStatus| {
             let Reservation { node, devices, victims, .. } = &known.reservation;

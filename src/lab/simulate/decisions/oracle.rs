@@ -203,10 +203,16 @@ impl Record {
             (KnownState::Bound(place, _), SeenBind::Conflict("bound-elsewhere")) if place.node != node => {
                 Ok(())
             }
-            (KnownState::Assumed(known), SeenBind::Write { place, is_new: false, .. }) if known == *place => {
+            (KnownState::Assumed(known), SeenBind::Write { place, is_new: false, .. })
+                if known == *place && !self.is_old(pod) =>
+            {
                 Ok(())
             }
-            (KnownState::Assumed(place), SeenBind::Conflict("unsettled")) if place.node != node => Ok(()),
+            (KnownState::Assumed(place), SeenBind::Conflict("unsettled"))
+                if place.node != node || self.is_old(pod) =>
+            {
+                Ok(())
+            }
             (KnownState::Nothing, SeenBind::Conflict("unknown-pod")) => Ok(()),
             (KnownState::Waiting, SeenBind::Write { place, granted, hundredths, is_new: true })
                 if place.node == node =>

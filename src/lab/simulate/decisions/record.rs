@@ -14,6 +14,8 @@ pub const GIB: u64 = 1 << 30;
 
 /// A pod that has ended, on a node of which nothing is reported, is not waited for longer than this.
 const FIRST_REPORT_WITHIN: u64 = 10_000;
+/// A Binding is written for so long after its decision.
+const WRITTEN_FOR: u64 = 10_000;
 
 /// What a pod asks for and shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +80,8 @@ pub struct PodRecord {
     pub started: u64,
     /// Until when its engine starts.
     pub starting: Option<u64>,
+    /// When it was assumed.
+    pub assumed_at: u64,
     pub open: OpenWrites,
     /// The node that was ranked first when it asked last.
     pub offered: Option<u8>,
@@ -272,6 +276,11 @@ impl Record {
             (entry.told, entry.kept) = (KnownState::Bound(place, now), None);
             entry.started = now;
         });
+    }
+
+    /// Whether its Binding is not written again: it was assumed long ago.
+    pub fn is_old(&self, pod: u32) -> bool {
+        self.now - self.pods[pod as usize].assumed_at >= WRITTEN_FOR
     }
 
     /// The Binding of an assumed pod was not written.

@@ -258,6 +258,7 @@ impl<'b> World<'b> {
             kept: None,
             started: 0,
             starting: None,
+            assumed_at: 0,
             open: Default::default(),
             offered: None,
         });

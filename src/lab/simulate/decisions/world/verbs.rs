@@ -182,7 +182,10 @@ impl World<'_> {
         };
         if let SeenBind::Write { place, is_new: true, .. } = seen {
             let gate = self.record.rules.class(spec.class).engine.then_some(self.record.now + START_GATE);
-            self.record.edit(pod, |entry| (entry.told, entry.starting) = (KnownState::Assumed(place), gate));
+            let now = self.record.now;
+            self.record.edit(pod, |entry| {
+                (entry.told, entry.starting, entry.assumed_at) = (KnownState::Assumed(place), gate, now);
+            });
         }
         let stage = BindingStage::Request { is_new: decision.is_new };
         self.write(pod, decision.placement, stage)

@@ -182,7 +182,7 @@ impl World<'_> {
         }
     }
 
-    /// A refused pod waits again, unless another of its Bindings may land.
+    /// A refused pod, or one that a read shows unbound, waits again, unless another of its Bindings may land.
     fn note_refused(&mut self, pod: u32) {
         let open = self.record.pods[pod as usize].open;
         let has_landed = |given_up: u64| given_up + LATEST_LANDING < self.record.now;
@@ -208,6 +208,9 @@ impl World<'_> {
             BindingStep::Pause(pause) => {
                 self.settling.push(Settling { pod, placement, due: self.record.now + pause.0 });
                 Ok(())
+            }
+            BindingStep::Write if self.record.is_old(pod) => {
+                Err(format!("the Binding of pod {pod} is written again long after it was decided"))
             }
             BindingStep::Write => self.write(pod, placement, BindingStage::Settling),
             BindingStep::Over => {
@@ -258,6 +261,9 @@ impl World<'_> {
             PodRead::Bound { .. } if is_heard => {
                 let (place, _) = self.api[pod as usize].bound.expect("it is shown so");
                 self.note_confirmed(pod, place);
+            }
+            PodRead::Unbound if is_heard && stage == BindingStage::Settling && self.record.is_old(pod) => {
+                self.note_refused(pod);
             }
             _ => {}
         }
