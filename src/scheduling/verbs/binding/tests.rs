@@ -1,10 +1,12 @@
 //! The steps after a bind request, one answer of the API server at a time.
 
 use super::*;
-use crate::scheduling::ledger::AssumeConflict;
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
+use crate::scheduling::ledger::{AssumeConflict, ObservedWaiting};
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
+use crate::scheduling::verbs::filter::FilterAsked;
 use crate::scheduling::verbs::observe::PodDeleted;
+use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
@@ -363,4 +365,32 @@ fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it
     bench.pass(LANDING);
     assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
     assert!(bench.ask("a").is_new, "it is decided anew");
+}
+
+/// The API server answered the read before the pod went, slowly. Then a late request of kube-scheduler named the pod once more.
+#[test]
+fn a_read_that_is_older_than_its_pods_end_brings_no_pod_back() {
+    for answer in [None, Some(BindingAnswer::Written)] {
+        let mut bench = BindFixture::new();
+        let first = bench.ask("a");
+        let second = bench.ask("a");
+        assert_eq!(bench.answered(&first, REQUEST, BindingAnswer::Written), BindingStep::Bound);
+        bench.cluster.apply(PodDeleted(uid("p")));
+        let demand = demand_of(40 << 30, 1, Sharing::Shared, 0);
+        let disruption = Some(ObservedDisruptionInfo::default());
+        let waiting = ObservedWaiting::default();
+        let request = VerbRequest { uid: uid("p"), key: key("p"), demand, waiting, disruption };
+        bench.cluster.apply(FilterAsked(request));
+        let stage = BindingStage::Request { is_new: false };
+        let step = match answer {
+            Some(answer) => bench.answered(&second, stage, answer),
+            None => {
+                let pod =
+                    PodRead::Bound { node: node("a"), devices: second.placement.recorded(), borrows: false };
+                bench.read(&second, stage, pod)
+            }
+        };
+        assert_eq!(step, BindingStep::Bound, "it was bound, and kube-scheduler forgets it");
+        assert_eq!(bench.cluster.pod_state(&uid("p")).unwrap().node(), None, "no watch would show its end");
+    }
 }
