@@ -101,7 +101,7 @@ impl Write for Chunks {
         sent.map(|()| bytes.len()).map_err(|_| ErrorKind::BrokenPipe.into())
     }
 
-    /// Whoever works for a while before the next chunk finds out so whether the client still reads.
+    /// Fails if the client has disconnected: a check for work that produces no chunk for a while.
     fn flush(&mut self) -> io::Result<()> {
         if self.0.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }

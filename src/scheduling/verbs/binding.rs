@@ -146,7 +146,7 @@ impl Change for BindingAnswered {
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
                 let borrows = !placement.borrowed_from.is_empty();
-                cluster.ledger.confirm_loan(&uid, &placement.node, placement.recorded(), borrows);
+                cluster.confirm(&uid, &placement, &placement.node, placement.recorded(), borrows);
                 cluster.bindings.none_may_land(&uid);
                 cluster.end_loop(&uid, &placement, stage, BindingStep::Bound)
             }
@@ -185,7 +185,7 @@ impl Change for BindingRead {
                 cluster.end_loop(&uid, &placement, stage, BindingStep::Failed(NotBound::Gone))
             }
             (PodRead::Bound { node, devices, borrows }, _) => {
-                cluster.ledger.confirm_loan(&uid, &node, devices, borrows);
+                cluster.confirm(&uid, &placement, &node, devices, borrows);
                 let step = match node == placement.node {
                     true => BindingStep::Bound,
                     false => BindingStep::Failed(NotBound::OnAnotherNode),
@@ -269,6 +269,22 @@ impl Cluster {
             self.bindings.settled(uid, placement);
         }
         last
+    }
+
+    /// The pod is bound, as an answer about this placement says. The answer may be older than the pod's end: if only a request of
+    /// kube-scheduler has shown the pod since, and this is not its placement, no watch may ever show that it is gone.
+    fn confirm(
+        &mut self,
+        uid: &PodUid,
+        placement: &Placement,
+        node: &NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+        borrows: bool,
+    ) {
+        let is_unwatched = self.ledger.pod_state(uid).is_some_and(|pod| pod.is_unwatched);
+        if !is_unwatched || self.is_assumed(uid, placement) {
+            self.ledger.confirm_loan(uid, node, devices, borrows);
+        }
     }
 
     fn may_be_written(&self, uid: &PodUid) -> bool {

@@ -1,8 +1,8 @@
 //! Bindings whose result is unknown: one record for each pod, at most one settling loop for each of its placements, and when an
 //! allocation may be forgotten.
 //!
-//! A Binding may land for a limited time after it was sent; the edge knows the limit. It was sent before it was given up. Until then only a read that shows the
-//! pod bound or gone settles it, whatever a later attempt was answered.
+//! A Binding may land for a limited time after it was sent, which was before it was given up; the edge knows the limit. Until then
+//! only a read that shows the pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;
 use crate::scheduling::vocabulary::placement::Placement;

@@ -66,6 +66,14 @@ impl BindFixture {
         self.cluster.apply(BindingRead { uid, placement, stage, pod, asked, latest_landing: LANDING })
     }
 
+    /// Asks for node `a`, leaves the Binding without an answer, and starts its settling loop.
+    fn left_open(&mut self) -> BindDecision {
+        let decision = self.ask("a");
+        assert_eq!(self.answered(&decision, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
+        assert!(self.settle(&decision).is_some());
+        decision
+    }
+
     /// A settling loop wants to begin.
     fn settle(&mut self, decision: &BindDecision) -> Option<BindingStep> {
         self.cluster.apply(SettlingAsked { uid: uid("p"), placement: decision.placement.clone() })
@@ -74,9 +82,7 @@ impl BindFixture {
     /// An API server that hangs has left a Binding to node `a` open, with its loop. The pod is deleted then, and kube-scheduler,
     /// whose watch lags, asks for it once more.
     fn deleted_with_an_open_binding(&mut self) -> BindDecision {
-        let open = self.ask("a");
-        assert_eq!(self.answered(&open, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
-        assert!(self.settle(&open).is_some());
+        let open = self.left_open();
         self.cluster.apply(PodDeleted(uid("p")));
         self.cluster.wait("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
         open
@@ -206,9 +212,7 @@ fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
 #[test]
 fn a_settling_loop_ends_when_its_placement_is_given_up_and_the_pod_assumed_elsewhere() {
     let mut bench = BindFixture::new();
-    let decision = bench.ask("a");
-    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.settle(&decision);
+    let decision = bench.left_open();
     bench.pass(LANDING + Millis(1));
     assert_eq!(bench.answered(&decision, SETTLING, BindingAnswer::Refused), BindingStep::Over);
     let elsewhere = bench.ask("b");
@@ -219,9 +223,7 @@ fn a_settling_loop_ends_when_its_placement_is_given_up_and_the_pod_assumed_elsew
 #[test]
 fn a_refusal_frees_nothing_while_an_earlier_write_may_still_land() {
     let mut bench = BindFixture::new();
-    let decision = bench.ask("a");
-    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.settle(&decision);
+    let decision = bench.left_open();
     bench.pass(Millis::seconds(9));
     assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Write);
     let step = bench.answered(&decision, SETTLING, BindingAnswer::Refused);
@@ -268,9 +270,7 @@ fn the_end_of_an_earlier_loop_does_not_settle_what_has_been_written_since() {
 fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_write_of_it_can_land() {
     let mut bench = BindFixture::new();
     bench.lead(1);
-    let decision = bench.ask("a");
-    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.settle(&decision);
+    let decision = bench.left_open();
     bench.cluster.apply(LeadershipEnded);
     bench.lead(3);
     let step = bench.read(&decision, SETTLING, PodRead::Unbound);
@@ -290,9 +290,7 @@ fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_w
 fn a_placement_of_an_earlier_term_that_was_written_is_the_pods() {
     let mut bench = BindFixture::new();
     bench.lead(1);
-    let decision = bench.ask("a");
-    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.settle(&decision);
+    let decision = bench.left_open();
     bench.lead(3);
     bench.pass(LANDING + Millis(1));
     let pod = PodRead::Bound { node: node("a"), devices: None, borrows: false };
@@ -308,9 +306,7 @@ fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_pla
         let (devices, deadline) = (Arc::from([gpu_at("a", 0)]), bench.cluster.now() + Millis::seconds(600));
         let reservation = Reservation { node: node("a"), devices, victims: Arc::default(), deadline };
         bench.cluster.reserve(&uid("p"), reservation).unwrap();
-        let decision = bench.ask("a");
-        bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-        bench.settle(&decision);
+        let decision = bench.left_open();
         bench.cluster.apply(LeadershipEnded);
         if is_taken {
             let demand = demand_of(40 << 30, 1, Sharing::Shared, 0);
@@ -348,9 +344,7 @@ fn a_read_that_began_while_a_write_could_land_gives_no_placement_up() {
 #[test]
 fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it_can_land() {
     let mut bench = BindFixture::new();
-    let decision = bench.ask("a");
-    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.settle(&decision);
+    let decision = bench.left_open();
     bench.pass(Millis(9_999));
     assert!(!bench.ask("a").is_new, "kube-scheduler asks again");
     bench.answered(&decision, BindingStage::Request { is_new: false }, BindingAnswer::Unknown);
