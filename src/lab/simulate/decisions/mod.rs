@@ -8,13 +8,14 @@
 //!
 //! No HTTP, no thread, no Kubernetes type. [`world`] is what happens outside of the core, [`core_under_test`] hands it in and
 //! plain values out. [`record`] is what the core was told and what it answered, and [`gpu_views`] what that leaves of each GPU.
-//! By them [`oracle`] says whether an answer is right, and [`victims`] whether pods leave rightly. None of these reads the
-//! ledger. [`rules`] are policies in plain values, [`draws`] the choices, [`step`] the kinds of steps. [`planted`] are bugs that
+//! By them [`oracle`] says whether an answer is right, [`victims`] whether pods leave rightly, and [`limits`] how many may. None
+//! of these reads the ledger. [`rules`] are policies in plain values, [`draws`] the choices, [`step`] the kinds of steps. [`planted`] are bugs that
 //! the oracle has to find; [`shrink`](mod@shrink) makes a failing sequence small.
 
 mod core_under_test;
 mod draws;
 mod gpu_views;
+mod limits;
 mod oracle;
 pub mod planted;
 mod record;

@@ -5,6 +5,7 @@
 //! `docs/pod-contract.md`, written a second time: a mistake would have to be made twice to pass.
 
 use super::gpu_views::GpuView;
+use super::limits::EvictionRecord;
 use super::rules::{FRESH, PolicyRules, STALE};
 
 /// GPUs of one node, by bit. A node has at most eight.
@@ -76,6 +77,9 @@ pub struct PodRecord {
     /// It is being deleted: when its grace ends.
     pub leaving: Option<u64>,
     pub kept: Option<Kept>,
+    /// GPUs were kept for it, now or before. After a reservation of which nothing came, the planner waits before it evicts for the
+    /// pod again.
+    pub was_kept: bool,
     /// Since when it runs, by what was shown of it.
     pub started: u64,
     /// Until when its engine starts.
@@ -128,8 +132,10 @@ pub struct NodeRecord {
     pub healthy: Mask,
     /// Some GPUs come with a later report: what the core knows is less than what was reported.
     pub is_kept_back: bool,
-    /// When its list of GPUs changed last.
+    /// When its list of GPUs changed last, and each time when it gained some.
     pub changed: u64,
+    pub(super) gains: Vec<u64>,
+    is_listed: bool,
     pub(super) reading: Option<ReadingRecord>,
     /// What the last three readings left unexplained.
     pub(super) rests: [[u64; 3]; MOST_GPUS],
@@ -150,6 +156,10 @@ pub struct Record {
     pub known: Vec<u32>,
     /// Evictions that a budget allows, by namespace and app.
     pub budgets: [[Option<u32>; 3]; 2],
+    /// Evictions of the last minute.
+    pub(super) evictions: Vec<EvictionRecord>,
+    /// Pods for which a whole minute of evictions is kept, and until when.
+    pub(super) minute_reserved: Vec<(u32, u64)>,
 }
 
 impl PodSpec {
@@ -184,6 +194,8 @@ impl NodeRecord {
             healthy: 0,
             is_kept_back: false,
             changed: 0,
+            gains: Vec::new(),
+            is_listed: false,
             reading: None,
             rests: [[0; 3]; MOST_GPUS],
             departed: Vec::new(),
@@ -199,6 +211,11 @@ impl NodeRecord {
             Some(age) if age < STALE => Age::Stale,
             Some(_) => Age::Expired,
         }
+    }
+
+    /// Pods that have ended, and whose memory may be here.
+    pub(super) fn departed_pods(&self) -> Vec<u32> {
+        self.departed.iter().map(|(pod, _)| *pod).collect()
     }
 
     pub fn sampled(&self) -> u64 {
@@ -318,8 +335,17 @@ impl Record {
         let charged = charged.filter(|place| place.node == node).fold(0, |mask, place| mask | place.gpus);
         let now = self.now;
         let entry = &mut self.nodes[usize::from(node)];
+        // What comes with a later report is not known before.
+        let (listed, healthy) = match is_kept_back {
+            true => (listed & entry.listed, healthy & entry.healthy),
+            false => (listed, healthy),
+        };
         let listed = listed | entry.listed & charged;
-        let healthy = if is_kept_back { healthy & entry.healthy } else { healthy };
+        let gains = (listed & !entry.listed | healthy & !entry.healthy) != 0;
+        // The first list is no gain.
+        if std::mem::replace(&mut entry.is_listed, true) && gains && !is_kept_back {
+            entry.gains.push(now);
+        }
         if (entry.listed, entry.healthy) != (listed, healthy) || is_kept_back {
             (entry.listed, entry.healthy, entry.changed) = (listed, healthy, now);
         }

@@ -1,6 +1,7 @@
 //! The policies of a sequence in plain values: the oracle reads these, the core gets the policy that is made of them.
 
 use super::draws::Draws;
+use super::limits::EvictionLimits;
 use super::planted::PlantedBug;
 use crate::scheduling::policy::{
     Class, ClassLimits, EvictionRates, ExpiredRule, Match, Policy, Preemptibility, Protection, SpareRule,
@@ -51,8 +52,8 @@ pub struct PolicyRules {
     pub tenant_limit: Option<u64>,
     pub shortlist: u16,
     pub violates_budgets: bool,
-    /// Evictions of a minute are few.
-    pub is_slow: bool,
+    /// Without, there are more than a world has pods.
+    pub eviction_limits: Option<EvictionLimits>,
 }
 
 impl PolicyRules {
@@ -86,7 +87,10 @@ impl PolicyRules {
             tenant_limit: draws.chance(25).then(|| (40 + 40 * draws.below(8) as u64) << 30),
             shortlist: draws.of(&[1, 2, 4, 4, 16]),
             violates_budgets: draws.chance(30),
-            is_slow: draws.chance(20),
+            eviction_limits: draws.chance(30).then(|| {
+                let (cluster, node, tenant) = draws.of(&[(4, 2, 3), (3, 1, 2)]);
+                EvictionLimits { cluster, node, tenant }
+            }),
         }
     }
 
@@ -141,9 +145,9 @@ impl PolicyRules {
         if self.violates_budgets {
             policy.preemption.violate_budgets = ViolateBudgets::WhenNothingElse;
         }
-        policy.preemption.evictions_per_minute = match self.is_slow {
-            true => EvictionRates { cluster: 4, node: 2, tenant: 3 },
-            false => EvictionRates { cluster: 10_000, node: 10_000, tenant: 10_000 },
+        policy.preemption.evictions_per_minute = match self.eviction_limits {
+            Some(EvictionLimits { cluster, node, tenant }) => EvictionRates { cluster, node, tenant },
+            None => EvictionRates { cluster: 10_000, node: 10_000, tenant: 10_000 },
         };
         policy
     }

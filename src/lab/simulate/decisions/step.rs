@@ -29,6 +29,7 @@ steps! {
     Rebind 10 "rebind" "a Binding is asked for once more, or for another node"
     Preempt 22 "preempt" "kube-scheduler asks where a refused pod may preempt"
     Plan 14 "plan" "the planner runs"
+    Backlog 2 "backlog" "small pods that may be evicted fill GPUs, others of high priority come, and the planner runs"
     Arrive 22 "arrive" "a pod or a group of pods comes"
     Leave 16 "leave" "a pod ends, or is deleted"
     Answer 8 "answer" "a write is answered, or lands"

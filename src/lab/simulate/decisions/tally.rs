@@ -38,6 +38,8 @@ tally! {
     refusals "Nodes that were refused, each checked not to fit."
     uncertain "Refusals that were not checked: it was not certain what the core knew of the node's GPUs."
     no_victims "Answers that no pod may be evicted, checked where no group, budget or limit of a tenant was in the way."
+    no_planned_victims "Pods that the planner lets wait, checked in the same way."
+    limited "Of these, the ones for which only a limit of evictions keeps pods from leaving."
     victims "Pods that were chosen to leave, each checked."
     reservations "Reservations that were made."
     bound "Bindings that landed."

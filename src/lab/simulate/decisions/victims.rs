@@ -62,7 +62,7 @@ impl Record {
         Ok(())
     }
 
-    fn is_of_tenant(&self, spec: &PodSpec) -> bool {
+    pub(super) fn is_of_tenant(&self, spec: &PodSpec) -> bool {
         spec.namespace == 0
     }
 

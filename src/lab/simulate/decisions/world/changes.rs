@@ -71,7 +71,7 @@ impl World<'_> {
     }
 
     /// The view of kube-scheduler's filters learns of a waiting pod.
-    fn show_to_filters(&mut self, pod: u32) {
+    pub(super) fn show_to_filters(&mut self, pod: u32) {
         let uid = self.pods[pod as usize].uid.clone();
         let wants = FilterPod::Waiting(Requirements::default());
         self.core.apply(FilterPodObserved { uid, pod: wants });
@@ -122,6 +122,7 @@ impl World<'_> {
     pub(super) fn change_policy(&mut self) -> Checked {
         self.active = 1 - self.active;
         self.record.rules = self.policies[self.active].clone();
+        self.record.note_tenants();
         self.record.touch_all();
         self.tally.swaps += 1;
         let policy = self.record.rules.policy(self.core.planted);
@@ -158,6 +159,7 @@ impl World<'_> {
         let pods = std::mem::take(&mut self.record.pods);
         self.record = Record { nodes: hardware, known: Vec::new(), ..self.record.clone() };
         self.record.pods = pods;
+        self.record.forget_evictions();
         for entry in &mut self.record.pods {
             (entry.told, entry.kept, entry.starting, entry.offered) = (KnownState::Nothing, None, None, None);
             (entry.open, entry.leaving) = (Default::default(), None);
@@ -212,7 +214,8 @@ impl World<'_> {
         }
         let latest = self.record.now + LONGEST_GRACE + SLACK;
         let (deadline, made) = (reservation.deadline.0.min(latest), self.record.now);
-        self.record.edit(pod, |entry| entry.kept = Some(Kept { place, victims, deadline, made }));
+        let kept = Kept { place, victims, deadline, made };
+        self.record.edit(pod, |entry| (entry.kept, entry.was_kept) = (Some(kept), true));
     }
 
     /// What is promised on a node is no more than it has.

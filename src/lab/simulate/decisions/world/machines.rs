@@ -91,19 +91,25 @@ impl World<'_> {
         self.record.report_devices(node, there, healthy & there, waiting > 0);
     }
 
-    /// A GPU is drained, lost, or comes back.
+    /// A GPU is drained, lost, or comes back; or it comes and goes with every report.
     pub(super) fn change_device(&mut self) -> Checked {
         let node = self.random_node();
-        let machine = &mut self.machines[usize::from(node)];
         let gpu: Mask = 1 << self.draws.below(self.record.nodes[usize::from(node)].hardware.len());
-        match self.draws.below(4) {
-            0 => machine.there &= !gpu,
-            1 => machine.healthy &= !gpu,
-            _ => (machine.there, machine.healthy) = (machine.there | gpu, machine.healthy | gpu),
+        let kind = self.draws.below(16);
+        let times = if kind == 0 { self.draws.between(2, 12) } else { 1 };
+        for _ in 0..times {
+            let machine = &mut self.machines[usize::from(node)];
+            match kind {
+                0 => machine.there ^= gpu,
+                1..5 => machine.there &= !gpu,
+                5..9 => machine.healthy &= !gpu,
+                _ => (machine.there, machine.healthy) = (machine.there | gpu, machine.healthy | gpu),
+            }
+            let (there, healthy) = (machine.there, machine.healthy);
+            self.note(|| format!("node {node} has GPUs {there:08b}, in order {healthy:08b}"));
+            self.report_devices(node);
+            self.record.check_gains(node)?;
         }
-        let (there, healthy) = (machine.there, machine.healthy);
-        self.note(|| format!("node {node} has GPUs {there:08b}, in order {healthy:08b}"));
-        self.report_devices(node);
         Ok(())
     }
 
@@ -142,7 +148,7 @@ impl World<'_> {
         for _ in 0..times {
             self.report_of(node);
         }
-        Ok(())
+        self.record.check_gains(node)
     }
 
     pub(super) fn report_of(&mut self, node: u8) {

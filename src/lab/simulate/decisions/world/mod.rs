@@ -1,9 +1,10 @@
 //! What happens outside of the core: an API server with its pods, machines with their processes, kube-scheduler's requests. It
 //! brings inputs to the core, writes down in the [record](super::record) what was shown and answered, and has each answer checked.
 //!
-//! [`changes`]: pods, budgets and policies come and go; [`machines`]: GPUs, processes and what agents report; [`verbs`]: the four
+//! [`changes`]: pods, budgets and policies come and go; [`backlog`]: GPUs are full; [`machines`]: GPUs, processes and what agents report; [`verbs`]: the four
 //! requests; [`planner`]: planner runs and evictions; [`writes`]: Bindings that land, or not; [`time`]: what falls due.
 
+mod backlog;
 mod changes;
 mod machines;
 mod planner;
@@ -112,6 +113,8 @@ impl<'b> World<'b> {
             pods: Vec::new(),
             known: Vec::new(),
             budgets: Default::default(),
+            evictions: Vec::new(),
+            minute_reserved: Vec::new(),
         };
         let mut world = Self {
             tally: DecisionTally::default(),
@@ -144,6 +147,7 @@ impl<'b> World<'b> {
             StepKind::Rebind => self.rebind(),
             StepKind::Preempt => self.preempt(),
             StepKind::Plan => self.plan(),
+            StepKind::Backlog => self.backlog(),
             StepKind::Arrive => self.arrive(),
             StepKind::Leave => self.leave(),
             StepKind::Answer => self.settle_one(),
@@ -256,6 +260,7 @@ impl<'b> World<'b> {
             told: KnownState::Nothing,
             leaving: None,
             kept: None,
+            was_kept: false,
             started: 0,
             starting: None,
             assumed_at: 0,

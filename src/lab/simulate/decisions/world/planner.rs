@@ -35,7 +35,10 @@ impl World<'_> {
         }
         self.note(|| format!("plan: {:?}", plan.steps));
         self.core.apply(PutBack(plan.left_over));
-        plan.reserved.into_iter().for_each(|(scope, uid)| self.core.apply(ScopeReserved { scope, uid }));
+        for (scope, uid) in plan.reserved {
+            self.record.reserve_minute(pod_number(&uid));
+            self.core.apply(ScopeReserved { scope, uid });
+        }
         let is_idle = !plan.steps.iter().any(|step| !matches!(step, PlanStep::Wait { .. }));
         for step in plan.steps {
             match step {
@@ -66,6 +69,7 @@ impl World<'_> {
             let seen = self.evictions_of(&reservation.victims);
             self.tally.victims += reservation.victims.len() as u64;
             self.record.check_plan(pod, place, &seen)?;
+            self.record.note_evictions(&seen.evicted)?;
             self.keep(pod, reservation.clone());
             evicted.extend(seen.evicted);
         }
@@ -117,7 +121,7 @@ impl World<'_> {
         }
     }
 
-    /// A pod that waits fits nowhere.
+    /// A pod that waits fits nowhere, not even where pods may be evicted for it.
     fn check_wait(&mut self, pod: u32, why: WaitReason) -> Checked {
         let api = &self.api[pod as usize];
         let may_be_anywhere = api.is_gated || api.is_refused_everywhere;
@@ -131,6 +135,18 @@ impl World<'_> {
             if self.record.is_certain(node) && self.record.fits_anew(pod, node) {
                 return Err(format!(
                     "the planner lets pod {pod} wait ({}), which fits on node {node}",
+                    why.code()
+                ));
+            }
+        }
+        self.tally.no_planned_victims += 1;
+        self.tally.limited += u64::from(matches!(why, WaitReason::EvictionLimit(_)));
+        for node in 0..self.record.nodes.len() as u8 {
+            if self.record.is_certain(node)
+                && let Some(victims) = self.record.enough_victims(pod, node)
+            {
+                return Err(format!(
+                    "the planner lets pod {pod} wait ({}), for which {victims:?} on node {node} may leave",
                     why.code()
                 ));
             }

@@ -20,6 +20,10 @@ use std::sync::Arc;
 impl World<'_> {
     pub(super) fn pass(&mut self) -> Checked {
         let millis = self.draws.of(&[50, 200, 500, 1_000, 1_000, 3_000, 6_000, 20_000, 60_000]);
+        self.pass_by(millis)
+    }
+
+    pub(super) fn pass_by(&mut self, millis: u64) -> Checked {
         self.note(|| format!("{millis} ms pass"));
         // What was sent before arrives before.
         self.record.now += millis;

@@ -88,7 +88,7 @@ impl World<'_> {
         asked
     }
 
-    fn ask_filter(&mut self, pod: u32) -> Checked {
+    pub(super) fn ask_filter(&mut self, pod: u32) -> Checked {
         let asked = self.names(pod);
         let request = self.request(pod);
         let view = self.core.apply(FilterAsked(request));
@@ -158,7 +158,7 @@ impl World<'_> {
         Ok(())
     }
 
-    fn ask_bind(&mut self, pod: u32, node: u8) -> Checked {
+    pub(super) fn ask_bind(&mut self, pod: u32, node: u8) -> Checked {
         let names = &self.pods[pod as usize];
         let asked = BindAsked {
             uid: names.uid.clone(),
@@ -309,11 +309,12 @@ impl World<'_> {
         let policy = request.demand.classified_by;
         match self.core.apply(PreemptDecided { uid: request.uid, victims, policy }) {
             Ok(made) => {
+                self.record.note_evictions(&evicted)?;
                 self.keep(pod, made.reservation);
                 self.evict(&evicted);
                 Ok(())
             }
-            Err(NotReserved::EvictionRates) if self.record.rules.is_slow => Ok(()),
+            Err(NotReserved::EvictionRates) if self.record.exceeded_by(&evicted).is_some() => Ok(()),
             Err(why) => Err(format!("the victims for pod {pod} are chosen, and then: {why}")),
         }
     }
@@ -338,7 +339,7 @@ impl World<'_> {
             made: self.record.now,
         };
         self.note(|| format!("{kept:?} for pod {pod}"));
-        self.record.edit(pod, |entry| entry.kept = Some(kept));
+        self.record.edit(pod, |entry| (entry.kept, entry.was_kept) = (Some(kept), true));
         let api = &mut self.api[pod as usize];
         api.nominated = Some(place_of(&reservation).node);
         api.condition = Some(reservation);
