@@ -199,7 +199,8 @@ impl PolicyWatch {
             tokio::time::sleep(pause).await;
             let path = self.path.clone();
             // A file system that hangs has a thread of its own, and only the next policy waits for it.
-            let Ok(seen) = tokio::task::spawn_blocking(move || read(&path)).await else { continue };
+            let read = service.heavy_work.begin_in_background(WorkKind::Policy, move || read(&path));
+            let Ok(seen) = read.await else { continue };
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
                 ReloadStep::Nothing => {

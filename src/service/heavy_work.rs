@@ -9,7 +9,9 @@
 use super::niceness;
 use crate::telemetry::WorkKind;
 use prometheus::IntCounterVec;
-use std::sync::LazyLock;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -24,13 +26,41 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
 /// More than there are kinds of such work. What finds none free waits for one.
 const BACKGROUND_THREADS: usize = 8;
 
-#[derive(Debug, Clone, Copy, Default)]
+/// How often a simulated computation looks whether to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, Default)]
 pub enum WorkPlace {
     /// On the runtime's threads for blocking work.
     #[default]
     OnThreads,
-    /// In turn with the other tasks, after a time that is drawn for each.
-    InTurn { lasts: fn() -> Duration },
+    /// In turn with the other tasks, each after a simulated time.
+    InTurn(SimulatedThreads),
+}
+
+/// The threads of a simulated process.
+#[derive(Clone)]
+pub struct SimulatedThreads {
+    lasts: Arc<dyn Fn(WorkKind) -> Duration + Send + Sync>,
+    at_work: Arc<AtomicUsize>,
+}
+
+impl SimulatedThreads {
+    /// `lasts` says for each computation how long it lasts.
+    pub fn new(lasts: impl Fn(WorkKind) -> Duration + Send + Sync + 'static) -> Self {
+        Self { lasts: Arc::new(lasts), at_work: Arc::default() }
+    }
+
+    /// How many computations hold up the end of the process. A runtime does not end before its threads do.
+    pub fn at_work(&self) -> usize {
+        self.at_work.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for SimulatedThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimulatedThreads").field("at_work", &self.at_work).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -51,10 +81,32 @@ impl HeavyWork {
         kind: WorkKind,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> JoinHandle<T> {
+        self.begin_until(kind, Arc::default(), work)
+    }
+
+    /// The same for one that looks at `stop` as it goes on, and ends soon after it is set.
+    pub fn begin_until<T: Send + 'static>(
+        &self,
+        kind: WorkKind,
+        stop: Arc<AtomicBool>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
         let work = self.counted(kind, work);
-        match self.place {
+        match &self.place {
             WorkPlace::OnThreads => tokio::task::spawn_blocking(work),
-            WorkPlace::InTurn { lasts } => in_turn(lasts(), work),
+            WorkPlace::InTurn(threads) => {
+                let (lasts, at_work) = ((threads.lasts)(kind), AtWork::begin(threads.at_work.clone()));
+                tokio::spawn(async move {
+                    let _at_work = at_work;
+                    let mut left = lasts;
+                    while !left.is_zero() && !stop.load(Ordering::Relaxed) {
+                        let next = left.min(LOOK_EVERY);
+                        tokio::time::sleep(next).await;
+                        left -= next;
+                    }
+                    work()
+                })
+            }
         }
     }
 
@@ -65,9 +117,15 @@ impl HeavyWork {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> JoinHandle<T> {
         let work = self.counted(kind, work);
-        match self.place {
+        match &self.place {
             WorkPlace::OnThreads => BACKGROUND.spawn_blocking(work),
-            WorkPlace::InTurn { lasts } => in_turn(lasts(), work),
+            WorkPlace::InTurn(threads) => {
+                let lasts = (threads.lasts)(kind);
+                tokio::spawn(async move {
+                    tokio::time::sleep(lasts).await;
+                    work()
+                })
+            }
         }
     }
 
@@ -102,11 +160,20 @@ impl Drop for CountPanic {
     }
 }
 
-fn in_turn<T: Send + 'static>(lasts: Duration, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    tokio::spawn(async move {
-        tokio::time::sleep(lasts).await;
-        work()
-    })
+/// A simulated computation, counted while it goes on.
+struct AtWork(Arc<AtomicUsize>);
+
+impl AtWork {
+    fn begin(at_work: Arc<AtomicUsize>) -> Self {
+        at_work.fetch_add(1, Ordering::Relaxed);
+        Self(at_work)
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]
@@ -127,7 +194,8 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_counted_by_kind() {
         let panics = Metrics::new().panics;
-        for place in [WorkPlace::OnThreads, WorkPlace::InTurn { lasts: || Duration::ZERO }] {
+        let in_turn = WorkPlace::InTurn(SimulatedThreads::new(|_| Duration::ZERO));
+        for place in [WorkPlace::OnThreads, in_turn] {
             let heavy_work = HeavyWork::new(place, panics.clone());
             let planned = heavy_work.begin(WorkKind::Plan, || panic!("planted"));
             let looked = heavy_work.begin_in_background(WorkKind::Capacity, || panic!("planted"));
@@ -135,5 +203,25 @@ mod tests {
         }
         let counted = |kind| panics.with_label_values(&[kind]).get();
         assert_eq!(["plan", "capacity", "page"].map(counted), [2, 2, 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_simulated_computation_lasts_as_long_as_it_is_said_to_or_until_it_is_stopped() {
+        let threads = SimulatedThreads::new(|kind| match kind {
+            WorkKind::Plan => Duration::from_secs(300),
+            _ => Duration::from_millis(250),
+        });
+        let heavy_work = HeavyWork::new(WorkPlace::InTurn(threads.clone()), Metrics::new().panics);
+        let began = tokio::time::Instant::now();
+        let stop = Arc::new(AtomicBool::new(false));
+        let plan = heavy_work.begin_until(WorkKind::Plan, stop.clone(), || "stopped");
+        let search = heavy_work.begin(WorkKind::Preempt, || "found");
+        assert_eq!(threads.at_work(), 2);
+        assert_eq!((search.await.unwrap(), began.elapsed()), ("found", Duration::from_millis(250)));
+        assert_eq!(threads.at_work(), 1);
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(plan.await.unwrap(), "stopped");
+        assert!(began.elapsed() <= Duration::from_millis(250) + LOOK_EVERY);
+        assert_eq!(threads.at_work(), 0);
     }
 }

@@ -22,7 +22,7 @@ pub use api_server_contact::ApiServerContact;
 pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
-pub use heavy_work::{HeavyWork, WorkPlace};
+pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStatus, RefusedPolicy, SharedPolicyStatus};
 pub use recording_tap::{RecordingTap, Tapped};

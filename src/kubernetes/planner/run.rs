@@ -71,7 +71,8 @@ impl PlanningRun {
         self.stop = Arc::default();
         let stop = self.stop.clone();
         // Planning does not run on the threads that answer filter.
-        self.task = Some(self.work.begin(WorkKind::Plan, move || plan(&|| stop.load(Ordering::Relaxed))));
+        let plan = move || plan(&|| stop.load(Ordering::Relaxed));
+        self.task = Some(self.work.begin_until(WorkKind::Plan, self.stop.clone(), plan));
     }
 
     /// Stops the run; its result is not needed any more.

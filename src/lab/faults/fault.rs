@@ -60,7 +60,8 @@ faults! {
     Finalizer "finalizer" "a pod's finalizer is not removed while the history lasts"
     Edit "edit" "a waiting pod's annotations are edited"
     Recreation "recreation" "a pod is deleted, and another of the same name created at once"
-    PolicySwap "policy-swap" "another policy comes into force"
+    PolicySwap "policy-swap" "the policy files say another policy, on one host after the other"
+    BadPolicy "bad-policy" "the policy files are broken, on one host after the other"
 }
 
 /// The text is no kind's name.

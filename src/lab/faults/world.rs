@@ -8,6 +8,7 @@ mod late_reservations;
 mod nodes;
 mod observations;
 mod pods;
+mod policies;
 mod quiet;
 mod replica_writes;
 mod replicas;
@@ -29,16 +30,18 @@ use crate::kubernetes::port::WriteTimes;
 use crate::lab::demo::api_server::ApiServer;
 use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::Policy;
-use crate::service::Service;
+use crate::service::{Service, SimulatedThreads};
 use agents::NodeAgent;
 use budgets::Budget;
 use late_reservations::LateReservations;
 use parking_lot::Mutex;
 use pods::RecreatedPod;
+use policies::PolicyFiles;
 use replica_writes::ReplicaWrites;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use terms::ActingTerm;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant};
@@ -86,6 +89,9 @@ struct RunningReplica {
     verbs: axum::Router,
     reports: axum::Router,
     tasks: JoinSet<()>,
+    threads: SimulatedThreads,
+    /// Its next plans take minutes.
+    plans_for_long: Arc<AtomicBool>,
     shutdown: CancellationToken,
     started: Instant,
 }
@@ -141,7 +147,7 @@ pub struct FaultyCluster {
     agents: Vec<NodeAgent>,
     /// Those of machines that go on without their Nodes.
     agents_left: Vec<NodeAgent>,
-    policy: Policy,
+    policies: PolicyFiles,
     next_event: Instant,
     /// Nothing fails any more.
     is_quiet: bool,
@@ -214,7 +220,7 @@ impl FaultyCluster {
             renewals: Vec::new(),
             resumes: Vec::new(),
             schedulers,
-            policy: replicas::policy(0, features),
+            policies: PolicyFiles::new(features),
             next_event: began + Duration::from_secs(20),
             is_quiet: false,
             processes: 0,
@@ -307,6 +313,7 @@ impl FaultyCluster {
         self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
         self.control_budget();
         self.check_processes();
+        self.watch_policies();
         self.report();
         self.look();
         // Not before: what is deleted has been seen.

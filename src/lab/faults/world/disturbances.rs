@@ -28,7 +28,7 @@ impl FaultyCluster {
         match self.dice.below(12) {
             0..2 => self.kill(host),
             2..4 => self.restart(host),
-            4..7 => self.stop(host),
+            4..7 => self.stop(host).await,
             7..9 => self.cut_off(host),
             9 => {
                 if self.happens(FaultKind::Compaction) {
@@ -134,16 +134,7 @@ impl FaultyCluster {
                 self.say(format!("the clock of {} is ahead by {ahead} ms", HOSTS[host]));
             }
         }
-        if self.dice.below(200) == 0 {
-            let number = self.dice.below(4);
-            if self.happens(FaultKind::PolicySwap) {
-                self.policy = replicas::policy(number, self.features);
-                self.say(format!("policy {number} comes into force"));
-                for replica in self.replicas.iter().flatten() {
-                    replica.service.set_policy(self.policy.clone());
-                }
-            }
-        }
+        self.disturb_policy();
     }
 
     pub(super) fn bring_back(&mut self) {

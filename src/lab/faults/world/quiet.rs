@@ -43,6 +43,7 @@ impl FaultyCluster {
         self.is_quiet = true;
         self.api.faults().clear();
         self.mend_agents();
+        self.mend_policy();
         (0..HOSTS.len()).for_each(|host| clock::set_ahead(host, 0));
         let mut watch = QuietWatch::default();
         while quiet.elapsed() < QUIET && self.broken.is_empty() {

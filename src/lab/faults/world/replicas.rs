@@ -7,21 +7,30 @@ use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::RequestLimits;
 use crate::extender::server::{agents_router, scheduler_router};
 use crate::kubernetes::{self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews};
-use crate::scheduling::policy::{ConflictRule, Consolidation, WhenIncomplete};
-use crate::service::WorkPlace;
-use crate::units::Millis;
+use crate::service::{SimulatedThreads, WorkKind, WorkPlace};
+use futures::FutureExt;
 
 /// Longer than a write is waited for.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
+/// A plan that is not stopped lasts beyond that.
+const LONG_PLAN: Duration = Duration::from_secs(300);
+const NO_TIME: Duration = Duration::from_millis(1);
 
 impl FaultyCluster {
     pub(super) fn start(&mut self, host: usize) {
         self.processes += 1;
         let client = format!("{}-{}", HOSTS[host], self.processes);
         let slow_plans = !self.history.without.contains(&FaultKind::SlowPlan);
-        let lasts = if slow_plans { drawn_duration } else { no_time };
-        let service =
-            Service::simulated(clock::time_of(host), WorkPlace::InTurn { lasts }, self.policy.clone());
+        let plans_for_long = Arc::new(AtomicBool::new(false));
+        let for_long = plans_for_long.clone();
+        let threads = SimulatedThreads::new(move |kind| match kind {
+            WorkKind::Plan if for_long.load(Ordering::Relaxed) => LONG_PLAN,
+            _ if slow_plans => drawn_duration(),
+            _ => NO_TIME,
+        });
+        let work = WorkPlace::InTurn(threads.clone());
+        let (policy, watch) = self.policies.open(host);
+        let service = Service::simulated(clock::time_of(host), work, policy);
         let lead_with = match self.mode {
             LeadershipMode::KubeScheduler => {
                 let lease = LeaseName::of_kube_scheduler();
@@ -49,8 +58,10 @@ impl FaultyCluster {
         let account = AgentAccount::new(AUDIENCE, "kube-system", "stowage-agent");
         let authority = Arc::new(TokenReviews::new(connection.clone(), account));
         let agent_auth = AgentAuth::Token(TokenGuard::new(authority, service.clone()));
-        let (control_plane, tasks) =
+        let (control_plane, mut tasks) =
             kubernetes::start(connection, service.clone(), options, shutdown.clone());
+        let watching = watch.run(service.clone(), control_plane.clone(), None);
+        tasks.spawn(shutdown.clone().run_until_cancelled_owned(watching).map(drop));
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default())
             .with_agent_auth(agent_auth);
         self.say(format!("{client} starts"));
@@ -61,6 +72,8 @@ impl FaultyCluster {
             verbs,
             reports,
             tasks,
+            threads,
+            plans_for_long,
             shutdown,
             started: Instant::now(),
         });
@@ -92,9 +105,12 @@ impl FaultyCluster {
     }
 
     /// It ends in order, and gives its Lease up.
-    pub(super) fn stop(&mut self, host: usize) {
+    pub(super) async fn stop(&mut self, host: usize) {
         if self.replicas[host].is_none() || !self.happens(FaultKind::Stop) {
             return;
+        }
+        if self.dice.below(2) == 0 && !self.history.without.contains(&FaultKind::SlowPlan) {
+            self.plan_for_long(host).await;
         }
         let Some(mut replica) = self.replicas[host].take() else { return };
         self.say(format!("{} is told to stop", replica.client));
@@ -102,7 +118,13 @@ impl FaultyCluster {
         replica.shutdown.cancel();
         let (task_notes, client) = (self.task_notes.clone(), replica.client.clone());
         tokio::spawn(async move {
-            let ends = async { while replica.tasks.join_next().await.is_some() {} };
+            let ends = async {
+                while replica.tasks.join_next().await.is_some() {}
+                // The process ends after its threads.
+                while replica.threads.at_work() > 0 {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
             if tokio::time::timeout(STOPS_WITHIN, ends).await.is_err() {
                 let what = format!("{client} was told to stop, and still runs after {STOPS_WITHIN:?}");
                 task_notes.lock().broken.push(what);
@@ -114,6 +136,17 @@ impl FaultyCluster {
         self.returns[host] =
             Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(20)));
     }
+
+    /// Its next plan takes minutes.
+    async fn plan_for_long(&mut self, host: usize) {
+        if let Some(replica) = &self.replicas[host] {
+            replica.plans_for_long.store(true, Ordering::Relaxed);
+            self.say(format!("{} plans for long", replica.client));
+        }
+        for _ in 0..3 {
+            self.step().await;
+        }
+    }
 }
 
 /// The process is gone: it hears and sends nothing more.
@@ -123,38 +156,11 @@ pub fn die(api: &ApiServer, mut replica: RunningReplica) {
     replica.tasks.abort_all();
 }
 
-/// The policies that a history swaps. Pages of engines are not played, and each has the headroom that the oracle knows.
-pub fn policy(number: usize, features: WorldFeatures) -> Policy {
-    let mut policy = Policy::default();
-    policy.conflicts = ConflictRule::EvictUnstarted;
-    let mut classes = policy.classes().to_vec();
-    classes.iter_mut().for_each(|class| class.engine &= features.has_engines);
-    if features.has_groups {
-        policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
-    }
-    let mut policy = policy.with_classes(classes).expect("the default classes are valid");
-    match number {
-        0 => {}
-        1 => policy.scoring.shortlist = 1,
-        2 => policy.preemption.reservation_slack = Millis::seconds(10),
-        _ => {
-            policy.preemption.reservation_slack = Millis::seconds(60);
-            // Pods are relisted. None is moved: they have no controllers.
-            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
-        }
-    }
-    policy
-}
-
 /// Most plans are ready at once, and some take long.
 fn drawn_duration() -> Duration {
     match fastrand::u8(..) {
-        0..200 => no_time(),
+        0..200 => NO_TIME,
         200..245 => Duration::from_millis(fastrand::u64(..500)),
         _ => Duration::from_millis(fastrand::u64(500..4000)),
     }
-}
-
-fn no_time() -> Duration {
-    Duration::from_millis(1)
 }

@@ -1,0 +1,212 @@
+//! The policy's files, as each host has them: the kubelet shows a change on one host after the other, and what it shows may be
+//! broken. A process goes on under the last good policy, also under one that was good before it began.
+
+use super::*;
+use crate::policy_file::{self, SourceText};
+use crate::policy_watch::{self, LastGood, PolicyWatch};
+use crate::scheduling::policy::{ConflictRule, Consolidation, Digest, WhenIncomplete};
+use crate::units::Millis;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+
+/// A process has read a change by then, and taken it over, whatever the plans beside it take.
+const TAKEN_WITHIN: Duration = Duration::from_secs(15);
+/// How long a host's kubelet takes for a change, at most.
+const SHOWN_WITHIN: Duration = Duration::from_secs(40);
+/// Texts that are no policy.
+const BROKEN: [&str; 3] =
+    ["scoring: {shortlits: 1}\n", "classes: [{name: serving, match: ", "conflicts: yes\n"];
+
+/// Of other histories that are played at the same time.
+static FOLDERS: AtomicU64 = AtomicU64::new(0);
+
+/// The good policies of a history, and the files of its hosts.
+pub struct PolicyFiles {
+    folder: PathBuf,
+    texts: Vec<String>,
+    digests: Vec<Digest>,
+    hosts: [HostPolicy; HOSTS.len()],
+}
+
+/// What one host has.
+#[derive(Debug, Clone)]
+struct HostPolicy {
+    /// The number of the good policy that its files say; `None` while they are broken.
+    shown: Option<usize>,
+    since: Instant,
+    /// What comes next, and when.
+    coming: Option<(Instant, Option<usize>)>,
+    /// Which of the good ones may be in force in its process, or was in its last one.
+    good: BTreeSet<usize>,
+}
+
+impl PolicyFiles {
+    pub fn new(features: WorldFeatures) -> Self {
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("stowage-faults-{}-{number}", std::process::id()));
+        let policies: Vec<Policy> = (0..4).map(|number| policy(number, features)).collect();
+        let texts: Vec<String> = policies.iter().map(file_of).collect();
+        let digest = |text: &String| {
+            let loaded = policy_file::load(&[SourceText::new("policy.yaml", text.as_str())]);
+            loaded.map(|loaded| loaded.policy.digest).expect("what is rendered can be read")
+        };
+        let digests = texts.iter().map(digest).collect();
+        let host = HostPolicy { shown: None, since: Instant::now(), coming: None, good: BTreeSet::new() };
+        let mut files = Self { folder, texts, digests, hosts: [host.clone(), host] };
+        (0..HOSTS.len()).for_each(|host| files.show(host, Some(0)));
+        files
+    }
+
+    fn path(&self, host: usize) -> PathBuf {
+        self.folder.join(HOSTS[host])
+    }
+
+    /// What a process that begins on the host finds.
+    pub fn open(&mut self, host: usize) -> (Policy, PolicyWatch) {
+        if let Some(good) = self.hosts[host].shown {
+            self.hosts[host].good = [good].into();
+        }
+        let last_good = LastGood::in_directory(self.folder.join("kept").join(HOSTS[host]));
+        policy_watch::open(self.path(host), Some(last_good)).expect("there are files")
+    }
+
+    fn show(&mut self, host: usize, policy: Option<usize>) {
+        let text = match policy {
+            Some(good) => self.texts[good].as_str(),
+            None => BROKEN[self.hosts[host].good.len() % BROKEN.len()],
+        };
+        // A mounted ConfigMap is swapped as a whole.
+        let (path, new) = (self.path(host), self.folder.join("new"));
+        let written = fs::create_dir_all(&path)
+            .and_then(|()| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, path.join("policy.yaml")));
+        written.expect("the system's folder for temporary files can be written");
+        let HostPolicy { shown, since, good, .. } = &mut self.hosts[host];
+        (*shown, *since) = (policy, Instant::now());
+        good.extend(policy);
+    }
+
+    /// A change comes to each host in its own time.
+    fn change(&mut self, policy: Option<usize>, arrives: [Duration; HOSTS.len()]) {
+        for (host, after) in self.hosts.iter_mut().zip(arrives) {
+            host.coming = Some((Instant::now() + after, policy));
+        }
+    }
+
+    /// What was to come by now is shown. Returns on which hosts.
+    fn arrive(&mut self, by: Instant) -> Vec<(usize, Option<usize>)> {
+        let due = |host: &mut HostPolicy| host.coming.take_if(|(at, _)| *at <= by).map(|(_, policy)| policy);
+        let due: Vec<_> =
+            self.hosts.iter_mut().enumerate().filter_map(|(at, host)| Some((at, due(host)?))).collect();
+        due.iter().for_each(|(host, policy)| self.show(*host, *policy));
+        due
+    }
+
+    /// A good policy that is shown for long, to a process that runs for as long, is the one in force.
+    fn settle(&mut self, host: usize, started: Instant) {
+        let HostPolicy { shown, since, good, .. } = &mut self.hosts[host];
+        let seen_since = (*since).max(started);
+        if let Some(shown) = shown.filter(|_| seen_since.elapsed() >= TAKEN_WITHIN) {
+            *good = [shown].into();
+        }
+    }
+
+    fn may_be_in_force(&self, host: usize, digest: Digest) -> bool {
+        self.hosts[host].good.iter().any(|good| self.digests[*good] == digest)
+    }
+}
+
+impl Drop for PolicyFiles {
+    fn drop(&mut self) {
+        // What is left there harms nobody.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl FaultyCluster {
+    pub(super) fn disturb_policy(&mut self) {
+        if self.dice.below(200) == 0 {
+            let number = self.dice.below(4);
+            if self.happens(FaultKind::PolicySwap) {
+                self.change_policy(Some(number));
+            }
+        }
+        if self.dice.below(200) == 0 && self.happens(FaultKind::BadPolicy) {
+            self.change_policy(None);
+        }
+    }
+
+    fn change_policy(&mut self, policy: Option<usize>) {
+        let arrives = [0; HOSTS.len()].map(|_| between(&mut self.dice, Duration::ZERO, SHOWN_WITHIN));
+        self.policies.change(policy, arrives);
+    }
+
+    /// Once all is quiet, the files are a policy again.
+    pub(super) fn mend_policy(&mut self) {
+        self.policies.change(Some(0), [Duration::ZERO; HOSTS.len()]);
+    }
+
+    /// What the kubelets show, and whether each process goes by a policy that it may.
+    pub(super) fn watch_policies(&mut self) {
+        for (host, policy) in self.policies.arrive(Instant::now()) {
+            let what = policy.map_or("no policy".to_owned(), |number| format!("policy {number}"));
+            self.say(format!("{} has {what} in its files", HOSTS[host]));
+        }
+        for host in 0..HOSTS.len() {
+            let Some(replica) = &self.replicas[host] else { continue };
+            self.policies.settle(host, replica.started);
+            let digest = replica.service.cluster().policy().digest;
+            if !self.policies.may_be_in_force(host, digest) {
+                let client = &replica.client;
+                self.break_with(format!(
+                    "{client} acts under policy {digest}, which is not the last good one"
+                ));
+            }
+        }
+    }
+}
+
+/// A file that says the policy. JSON is YAML, and what has no value is left out.
+fn file_of(policy: &Policy) -> String {
+    fn leave_out(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|_, value| !value.is_null());
+                fields.values_mut().for_each(leave_out);
+            }
+            Value::Array(items) => items.iter_mut().for_each(leave_out),
+            _ => {}
+        }
+    }
+    let mut spec = json!(policy_file::render::render(policy));
+    leave_out(&mut spec);
+    // The class of all pods that are left has no conditions, not even empty ones.
+    let classes = spec["classes"].as_array_mut().into_iter().flatten();
+    let last = classes.filter(|class| class["name"] == "serving").filter_map(Value::as_object_mut);
+    last.for_each(|class| drop(class.remove("match")));
+    spec.to_string()
+}
+
+/// The policies that a history swaps. Pages of engines are not played, and each has the headroom that the oracle knows.
+fn policy(number: usize, features: WorldFeatures) -> Policy {
+    let mut policy = Policy::default();
+    policy.conflicts = ConflictRule::EvictUnstarted;
+    let mut classes = policy.classes().to_vec();
+    classes.iter_mut().for_each(|class| class.engine &= features.has_engines);
+    if features.has_groups {
+        policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
+    }
+    let mut policy = policy.with_classes(classes).expect("the default classes are valid");
+    match number {
+        0 => {}
+        1 => policy.scoring.shortlist = 1,
+        2 => policy.preemption.reservation_slack = Millis::seconds(10),
+        _ => {
+            policy.preemption.reservation_slack = Millis::seconds(60);
+            // Pods are relisted. None is moved: they have no controllers.
+            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
+        }
+    }
+    policy
+}
