@@ -70,7 +70,10 @@ fn every_planted_bug_says_what_it_is_and_how_it_is_found() {
         assert!(line("Planted: ").is_some_and(|what| what.len() > 20), "{name}");
         let found_by = line("Found by: ").unwrap_or_default();
         let names_a_test = found_by.strip_prefix("test ").is_some_and(|test| is_a_test(&sources, test));
-        assert!(found_by == "history" || names_a_test, "{name}: {found_by}");
+        assert!(
+            ["history", "decisions", "expressions"].contains(&found_by.as_str()) || names_a_test,
+            "{name}: {found_by}"
+        );
         let bug = file.file_name().unwrap().to_str().unwrap().split('-').next().unwrap().to_owned();
         assert!(text.contains(&format!("planted::is(\"{bug}\")")), "{name} asks for another bug");
     }
