@@ -460,6 +460,60 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
     assert_eq!(see(&mut ledger, false), None);
 }
 
+/// A policy whose engines keep others away for a minute, and a ledger with an engine that has just been assumed on its first GPU.
+fn with_an_assumed_engine() -> (LedgerCluster, Demand, Millis) {
+    let length = Millis::seconds(60);
+    let start_gate = StartGate { min: length, max: length };
+    let policy =
+        Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    let engine = demand(&policy, 20, PodTraits::default());
+    ledger.wait("engine", engine.clone());
+    ledger.assume(&uid("engine"), &node("n")).unwrap();
+    (ledger, engine, length)
+}
+
+fn gate_of(ledger: &Ledger) -> Option<Millis> {
+    ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
+}
+
+#[test]
+fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it() {
+    let (mut ledger, engine, length) = with_an_assumed_engine();
+    ledger.pass(1 + length.0 / 1000);
+    assert!(gate_of(&ledger).is_some(), "it may begin to start at any moment");
+    ledger.forget(&uid("engine"));
+    assert_eq!(gate_of(&ledger), None);
+    assert!(fit(ledger.snapshot().node("n").unwrap(), &engine).is_ok());
+}
+
+#[test]
+fn an_engine_begins_to_start_when_its_binding_lands() {
+    let devices = || Some([h100("n", 0).uuid].into());
+    for is_shown in [true, false] {
+        for was_given_up in [true, false] {
+            let (mut ledger, engine, length) = with_an_assumed_engine();
+            ledger.pass(26);
+            if was_given_up {
+                ledger.forget(&uid("engine"));
+            }
+            if is_shown {
+                let state =
+                    ObservedPhase::Bound { node: node("n"), devices: devices(), starting: true, ran: None };
+                ledger.observe("engine", engine, state, None);
+            } else {
+                ledger.confirm(&uid("engine"), &node("n"), devices());
+            }
+            assert_eq!(gate_of(&ledger), Some(length), "shown {is_shown}, given up {was_given_up}");
+            ledger.confirm(&uid("engine"), &node("n"), devices());
+            ledger.pass(59);
+            assert_eq!(gate_of(&ledger), Some(Millis::seconds(1)), "an answer that comes again is no news");
+            ledger.pass(1);
+            assert_eq!(gate_of(&ledger), None);
+        }
+    }
+}
+
 #[test]
 fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let limit = TenantLimit { vram: Some(Bytes::gib(60)), milli_gpus: None };
