@@ -322,9 +322,26 @@ impl Ledger {
             },
             _ => BoundPod { borrows, ..BoundPod::new(node.clone(), devices, self.now) },
         };
-        self.edit_pod(uid, |pod_state| pod_state.set_bound(bound));
+        let starting = self.gate_of_landed(uid, node);
+        self.edit_pod(uid, |pod_state| pod_state.set_bound(bound, starting));
         if self.node_states.get(node).is_some_and(NodeState::is_reported) {
             self.pin_indices(node);
+        }
+    }
+
+    /// Until when the pod's engine keeps others from starting on its GPUs, now that its Binding to the node is known to have landed:
+    /// it begins to start only then.
+    pub(super) fn gate_of_landed(&self, uid: &PodUid, node: &NodeName) -> Option<Moment> {
+        let pod_state = self.pod_states.get(uid)?;
+        match &pod_state.phase {
+            PodPhase::Bound(_) => pod_state.starting,
+            PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
+                Some(self.now + pod_state.starting?.since(assumed.since))
+            }
+            PodPhase::Assumed(_) | PodPhase::Waiting(_) => {
+                let view = self.node_states.get(node)?.view();
+                gate(&pod_state.demand, view, self.now, self.start_times.model(), &self.policy)
+            }
         }
     }
 

@@ -348,14 +348,15 @@ impl Ledger {
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
         let warning = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
         let node = bound.node.clone();
+        let was_assumed = known.is_some();
+        let landed = self.gate_of_landed(&uid, &node);
         let starts = self.start_times.model();
         let node_state = self.node_states.open(&node);
         // It is unknown since when an engine that was bound before this ledger began has been starting.
-        let (starting, was_assumed) =
-            match self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node)) {
-                Some(pod_state) => (pod_state.starting, true),
-                None => (gate(&demand, node_state.view(), self.now, starts, &self.policy), false),
-            };
+        let starting = match was_assumed {
+            true => landed,
+            false => gate(&demand, node_state.view(), self.now, starts, &self.policy),
+        };
         // A pod that was known to wait was bound just now, by the leader that this replica may succeed.
         let start = match self.pod_states.get(&uid) {
             Some(pod_state) if was_assumed => pod_state.start.clone(),

@@ -153,8 +153,9 @@ impl PodState {
         }
     }
 
-    pub(super) fn set_bound(&mut self, bound: BoundPod) {
-        self.phase = PodPhase::Bound(bound);
+    /// Until `starting` no other engine may start on its GPUs.
+    pub(super) fn set_bound(&mut self, bound: BoundPod, starting: Option<Moment>) {
+        (self.phase, self.starting) = (PodPhase::Bound(bound), starting);
     }
 
     pub(super) fn set_soft_reservation(&mut self, soft_reservation: Option<SoftReservation>) {

@@ -297,7 +297,8 @@ impl PodFootprint {
         let deadlines = [
             soft_reservation.map(|soft_reservation| soft_reservation.expires),
             reservation.map(|reservation| reservation.deadline),
-            pod_state.starting,
+            // An engine whose Binding may still land may begin to start at any moment.
+            pod_state.starting.filter(|_| !pod_state.is_assumed()),
         ];
         Self {
             nodes: nodes.into_iter().flatten().cloned().collect(),

@@ -10,9 +10,9 @@ use super::*;
 /// fresh.
 const SEEN_FOR: Duration = Duration::from_secs(18);
 
-/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least. A Binding is written
-/// for ten seconds after its decision, and may land up to its latest landing after that.
-const STARTS_ALONE: Duration = Duration::from_secs(12);
+/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least, from when its Binding
+/// is known to have landed. Clocks may jump.
+const STARTS_ALONE: Duration = Duration::from_secs(35);
 
 impl FaultyCluster {
     pub(super) fn look(&mut self) {

@@ -6,7 +6,7 @@
 
 use super::gpu_views::GpuView;
 use super::limits::EvictionRecord;
-use super::rules::{FRESH, PolicyRules, STALE};
+use super::rules::{FRESH, PolicyRules, STALE, START_GATE};
 
 /// GPUs of one node, by bit. A node has at most eight.
 pub type Mask = u8;
@@ -289,7 +289,17 @@ impl Record {
             KnownState::Bound(known, _) if known.node == place.node => return,
             _ => {}
         }
+        let is_engine = self.rules.class(self.spec(pod).class).engine;
         self.edit(pod, |entry| {
+            let starts = match entry.told {
+                KnownState::Assumed(assumed) if assumed.node == place.node => entry.starting.is_some(),
+                KnownState::Bound(..) => false,
+                _ => is_engine,
+            };
+            // An engine begins to start when its Binding lands.
+            if starts {
+                entry.starting = Some(now + START_GATE);
+            }
             (entry.told, entry.kept) = (KnownState::Bound(place, now), None);
             entry.started = now;
         });

@@ -42,7 +42,9 @@ impl World<'_> {
         let is_leading = !self.core.has(PlantedBug::KeepsReservations);
         let ended = self.core.apply(Tick { now: at, is_leading });
         for pod in self.record.known.clone() {
-            if self.record.pods[pod as usize].starting.is_some_and(|until| until <= now) {
+            // An engine whose Binding may still land may begin to start at any moment.
+            let is_open = matches!(self.record.told(pod), KnownState::Assumed(_));
+            if !is_open && self.record.pods[pod as usize].starting.is_some_and(|until| until <= now) {
                 self.record.edit(pod, |entry| entry.starting = None);
             }
             let Some(kept) = self.record.kept(pod) else { continue };
@@ -200,7 +202,7 @@ impl World<'_> {
                 let until = known.map(|until| until.min(opens)).filter(|_| opens > now);
                 if is_starting { known } else { until }
             }
-            KnownState::Assumed(assumed) if assumed.node == place.node => known,
+            KnownState::Assumed(assumed) if assumed.node == place.node => known.map(|_| now + START_GATE),
             _ => (is_engine && is_starting).then_some(now + START_GATE),
         };
         self.record.note_bound(pod, place);
