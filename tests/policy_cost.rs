@@ -221,13 +221,13 @@ fn check_all() -> (u64, u64) {
                 evaluated += 1;
                 assert!(
                     steps <= MOST_STEPS && bound <= MOST_BYTES,
-                    "expression {seed}: it is accepted, and may take {steps} steps and {bound} bytes: {text}"
+                    "expression {seed}: it is accepted, and may take {steps} steps and {bound} bytes\n{text}"
                 );
                 // A small value has its box, its type and its place in a list beside it.
                 let allowed = 4 * bound + 64 * steps + (64 << 10);
                 assert!(
                     most as u64 <= allowed,
-                    "expression {seed}: {most} bytes at once, and {allowed} would be expected: {text}"
+                    "expression {seed}: {most} bytes at once, and {allowed} would be expected\n{text}"
                 );
             }
         }

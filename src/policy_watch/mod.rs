@@ -198,7 +198,7 @@ impl PolicyWatch {
         loop {
             tokio::time::sleep(pause).await;
             let path = self.path.clone();
-            // A file system that hangs has a thread of its own, and only the next policy waits for it.
+            // A file system that hangs takes up one thread in the background, and only the next policy waits for it.
             let read = service.heavy_work.begin_in_background(WorkKind::Policy, move || read(&path));
             let Ok(seen) = read.await else { continue };
             pause = LOOK_EVERY;

@@ -8,13 +8,14 @@
 
 use super::niceness;
 use crate::telemetry::WorkKind;
+use parking_lot::Mutex;
 use prometheus::IntCounterVec;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 /// Threads for what nobody waits for. As a static it is never dropped: what still runs when the process ends holds nothing up.
 static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
@@ -43,12 +44,27 @@ pub enum WorkPlace {
 pub struct SimulatedThreads {
     lasts: Arc<dyn Fn(WorkKind) -> Duration + Send + Sync>,
     at_work: Arc<AtomicUsize>,
+    /// Of computations that may go on.
+    begun: Arc<Mutex<Vec<AbortHandle>>>,
 }
 
 impl SimulatedThreads {
     /// `lasts` says for each computation how long it lasts.
     pub fn new(lasts: impl Fn(WorkKind) -> Duration + Send + Sync + 'static) -> Self {
-        Self { lasts: Arc::new(lasts), at_work: Arc::default() }
+        Self { lasts: Arc::new(lasts), at_work: Arc::default(), begun: Arc::default() }
+    }
+
+    /// The process is killed, and its threads with it.
+    pub fn kill(&self) {
+        self.begun.lock().drain(..).for_each(|begun| begun.abort());
+    }
+
+    fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        let handle = tokio::spawn(work);
+        let mut begun = self.begun.lock();
+        begun.retain(|begun| !begun.is_finished());
+        begun.push(handle.abort_handle());
+        handle
     }
 
     /// How many computations hold up the end of the process. A runtime does not end before its threads do.
@@ -96,7 +112,7 @@ impl HeavyWork {
             WorkPlace::OnThreads => tokio::task::spawn_blocking(work),
             WorkPlace::InTurn(threads) => {
                 let (lasts, at_work) = ((threads.lasts)(kind), AtWork::begin(threads.at_work.clone()));
-                tokio::spawn(async move {
+                threads.spawn(async move {
                     let _at_work = at_work;
                     let mut left = lasts;
                     while !left.is_zero() && !stop.load(Ordering::Relaxed) {
@@ -121,7 +137,7 @@ impl HeavyWork {
             WorkPlace::OnThreads => BACKGROUND.spawn_blocking(work),
             WorkPlace::InTurn(threads) => {
                 let lasts = (threads.lasts)(kind);
-                tokio::spawn(async move {
+                threads.spawn(async move {
                     tokio::time::sleep(lasts).await;
                     work()
                 })

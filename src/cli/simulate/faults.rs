@@ -11,8 +11,8 @@ use crate::lab::faults::fault::FaultKind;
 use crate::lab::faults::planted::PlantedBug;
 use crate::lab::faults::shrink::shrink;
 use crate::lab::faults::tally::FaultTally;
-use crate::lab::faults::{History, STEPS, play};
-use anyhow::Result;
+use crate::lab::faults::{History, STEPS, check_folder, play};
+use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -109,6 +109,10 @@ impl FailedHistory {
 impl SimulateFaultsArgs {
     pub fn run(self) -> Result<ExitCode> {
         self.origin.check()?;
+        check_folder().with_context(|| {
+            let folder = std::env::temp_dir();
+            format!("histories keep policy files in {}; name another folder with TMPDIR", folder.display())
+        })?;
         if self.history {
             return self.print_history(self.seeds.only("history")?);
         }

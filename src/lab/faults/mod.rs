@@ -30,6 +30,8 @@ pub mod shrink;
 pub mod tally;
 mod world;
 
+pub use world::policies::check_folder;
+
 use fault::FaultKind;
 use planted::PlantedBug;
 use std::collections::BTreeSet;

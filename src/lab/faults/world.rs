@@ -8,7 +8,7 @@ mod late_reservations;
 mod nodes;
 mod observations;
 mod pods;
-mod policies;
+pub mod policies;
 mod quiet;
 mod replica_writes;
 mod replicas;

@@ -240,8 +240,12 @@ impl<'a> GpuOccupants<'a> {
 
     /// The pods whose engines start, and when the last start gate opens at the latest; unknown for an engine that has not begun.
     pub fn starting(self) -> (Vec<String>, Option<Millis>) {
-        let is_to_start =
-            |gpu_occupant: &Occupant| gpu_occupant.presence == OccupantPhase::Reserved && gpu_occupant.engine;
+        let is_to_start = |gpu_occupant: &Occupant| match gpu_occupant.presence {
+            OccupantPhase::Reserved => gpu_occupant.engine,
+            // It begins when its Binding lands.
+            OccupantPhase::Assumed => gpu_occupant.starting.is_some(),
+            _ => false,
+        };
         let names = self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
         let gates = self.iter().filter_map(|gpu_occupant| gpu_occupant.starting).max();
         let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));

@@ -8,7 +8,7 @@ use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
 use super::{ShownNodes, loans};
 use crate::ids::NodeName;
-use crate::scheduling::ledger::Occupant;
+use crate::scheduling::ledger::{Occupant, OccupantPhase};
 use crate::scheduling::placing::affinity::{self, Wake};
 use crate::scheduling::placing::engine_load_cost::EngineLoadCost;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
@@ -333,7 +333,10 @@ fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, fac
         priority: gpu_occupant.priority,
         presence: gpu_occupant.presence,
         bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
-        start_gate_opens_in_millis: gpu_occupant.starting.map(|gate| gate.since(facts.now)),
+        start_gate_opens_in_millis: gpu_occupant
+            .starting
+            .filter(|_| gpu_occupant.presence != OccupantPhase::Assumed)
+            .map(|gate| gate.since(facts.now)),
         over_grant_bytes: gpu_occupant.over_grant,
         loan: gpu_occupant.loan,
         keep_reason,

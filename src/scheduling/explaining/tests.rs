@@ -88,6 +88,20 @@ fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed(
 }
 
 #[test]
+fn of_an_engine_whose_binding_is_on_its_way_it_is_not_known_when_its_start_gate_opens() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let first = pod("first", "10Gi");
+    let uid = world.wait(&first);
+    world.ledger.assume(&uid, &name("a")).unwrap();
+    let explanation = explained(&mut world, &pod("second", "10Gi"));
+    let [RemedyChange::WaitForStartGate { by, opens_in_millis: None, .. }] = &changes(&explanation)[..]
+    else {
+        panic!("{:?}", explanation.remedies)
+    };
+    assert_eq!(*by, ["team/first".to_owned()]);
+}
+
+#[test]
 fn a_pool_that_does_not_accept_the_class_is_named() {
     let pool = Pool {
         selector: [("pool".into(), "fraud".into())].into(),

@@ -239,15 +239,10 @@ impl Ledger {
             true => Placement::by_plugin(node.clone()),
             false => self.checked(uid, pod_state, node)?,
         };
-        let (demand, starts, now) = (&pod_state.demand, self.start_times.model(), self.now);
-        let (starting, start) = match self.node_states.get(node).map(NodeState::view) {
-            Some(view) => (
-                gate(demand, view, now, starts, &self.policy),
-                PodStart::expect(demand, view, now, starts, &self.policy.loading),
-            ),
-            None => (None, None),
-        };
-        let epoch = self.leader().cloned();
+        let view = self.node_states.get(node).map(NodeState::view);
+        let (starting, start) =
+            view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view));
+        let (epoch, now) = (self.leader().cloned(), self.now);
         self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), epoch, now, starting, start));
         self.forget_start_if_woken(uid);
         Ok(AssumeResult::New(placement))
@@ -322,27 +317,43 @@ impl Ledger {
             },
             _ => BoundPod { borrows, ..BoundPod::new(node.clone(), devices, self.now) },
         };
-        let starting = self.gate_of_landed(uid, node);
-        self.edit_pod(uid, |pod_state| pod_state.set_bound(bound, starting));
+        let (starting, start) = self.start_of_landed(uid, node);
+        self.edit_pod(uid, |pod_state| pod_state.set_bound(bound, starting, start));
         if self.node_states.get(node).is_some_and(NodeState::is_reported) {
             self.pin_indices(node);
         }
     }
 
-    /// Until when the pod's engine keeps others from starting on its GPUs, now that its Binding to the node is known to have landed:
-    /// it begins to start only then.
-    pub(super) fn gate_of_landed(&self, uid: &PodUid, node: &NodeName) -> Option<Moment> {
-        let pod_state = self.pod_states.get(uid)?;
+    /// The start of a pod whose Binding to the node is known to have landed just now: until when its engine keeps others from
+    /// starting on its GPUs, and what is expected of it. Until now it may have begun at any moment.
+    pub(super) fn start_of_landed(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> (Option<Moment>, Option<Arc<PodStart>>) {
+        let Some(pod_state) = self.pod_states.get(uid) else { return (None, None) };
+        let (starting, start, now) = (pod_state.starting, &pod_state.start, self.now);
         match &pod_state.phase {
-            PodPhase::Bound(_) => pod_state.starting,
+            PodPhase::Bound(_) => (starting, start.clone()),
             PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
-                Some(self.now + pod_state.starting?.since(assumed.since))
+                let from_now = |start: &Arc<PodStart>| Arc::new(start.counted_from(now));
+                (starting.map(|until| now + until.since(assumed.since)), start.as_ref().map(from_now))
             }
+            // It was given up here, or bound by the leader that this replica may succeed.
             PodPhase::Assumed(_) | PodPhase::Waiting(_) => {
-                let view = self.node_states.get(node)?.view();
-                gate(&pod_state.demand, view, self.now, self.start_times.model(), &self.policy)
+                let view = self.node_states.get(node).map(NodeState::view);
+                view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view))
             }
         }
+    }
+
+    /// The same of a pod that begins to start now.
+    fn expected_start(&self, demand: &Demand, node: &Node) -> (Option<Moment>, Option<Arc<PodStart>>) {
+        let (starts, now) = (self.start_times.model(), self.now);
+        (
+            gate(demand, node, now, starts, &self.policy),
+            PodStart::expect(demand, node, now, starts, &self.policy.loading),
+        )
     }
 
     /// The Binding was not written. The pod waits again, with the reservation it had before.
@@ -472,7 +483,8 @@ pub(super) fn gate(
     let StartGate { min, max } = policy.class(demand.class).start_gate;
     // Twice, because loading does not take exactly as long as predicted.
     let is_gated = demand.terms.engine && !demand.asks_plugin();
-    is_gated.then(|| now + expected.times(2).clamp(min.min(max), max))
+    let length = expected.times(2).clamp(min.min(max), max);
+    (is_gated && length > Millis::default()).then(|| now + length)
 }
 
 /// What the pod gets on these GPUs.

@@ -4,7 +4,6 @@ use super::Ledger;
 use super::assume::gate;
 use super::node_state::NodeState;
 use super::pod_state::{BoundPod, PodPhase, PodState};
-use super::start_times::PodStart;
 use super::waiting_pod::SchedulingGate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Demand;
@@ -349,21 +348,13 @@ impl Ledger {
         let warning = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
         let node = bound.node.clone();
         let was_assumed = known.is_some();
-        let landed = self.gate_of_landed(&uid, &node);
+        let (landed, start) = self.start_of_landed(&uid, &node);
         let starts = self.start_times.model();
         let node_state = self.node_states.open(&node);
         // It is unknown since when an engine that was bound before this ledger began has been starting.
         let starting = match was_assumed {
             true => landed,
             false => gate(&demand, node_state.view(), self.now, starts, &self.policy),
-        };
-        // A pod that was known to wait was bound just now, by the leader that this replica may succeed.
-        let start = match self.pod_states.get(&uid) {
-            Some(pod_state) if was_assumed => pod_state.start.clone(),
-            Some(pod_state) if pod_state.waiting().is_some() => {
-                PodStart::expect(&demand, node_state.view(), self.now, starts, &self.policy.loading)
-            }
-            _ => None,
         };
         let (starting, start) = if is_starting || was_assumed { (starting, start) } else { (None, None) };
         let is_by_index = node_state.is_reported() && !bound.is_recorded();

@@ -154,8 +154,13 @@ impl PodState {
     }
 
     /// Until `starting` no other engine may start on its GPUs.
-    pub(super) fn set_bound(&mut self, bound: BoundPod, starting: Option<Moment>) {
-        (self.phase, self.starting) = (PodPhase::Bound(bound), starting);
+    pub(super) fn set_bound(
+        &mut self,
+        bound: BoundPod,
+        starting: Option<Moment>,
+        start: Option<Arc<PodStart>>,
+    ) {
+        (self.phase, self.starting, self.start) = (PodPhase::Bound(bound), starting, start);
     }
 
     pub(super) fn set_soft_reservation(&mut self, soft_reservation: Option<SoftReservation>) {

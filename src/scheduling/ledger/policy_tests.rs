@@ -488,6 +488,17 @@ fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it()
 }
 
 #[test]
+fn a_start_gate_of_no_length_keeps_nobody_away_not_even_while_a_binding_may_land() {
+    let start_gate = StartGate { min: Millis::default(), max: Millis::default() };
+    let policy =
+        Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
+    ledger.assume(&uid("engine"), &node("n")).unwrap();
+    assert_eq!(gate_of(&ledger), None);
+}
+
+#[test]
 fn an_engine_begins_to_start_when_its_binding_lands() {
     let devices = || Some([h100("n", 0).uuid].into());
     for is_shown in [true, false] {

@@ -161,6 +161,11 @@ impl PodStart {
         Some(Arc::new(Self { since: now, expected, pulled: None, gpu, took: None }))
     }
 
+    /// The same of a pod that was bound only then.
+    pub(super) fn counted_from(&self, since: Moment) -> Self {
+        Self { since, ..self.clone() }
+    }
+
     /// How long the images and the engine took, as far as that can be told apart.
     fn parts(&self, now: Moment) -> (Option<Millis>, Millis) {
         let StartEstimate { time, missing, .. } = self.expected;

@@ -110,7 +110,7 @@ pub struct StartGate {
     /// It stays closed at least this long, however soon the engine is ready.
     #[serde(with = "setting::Duration")]
     pub min: Millis,
-    /// It opens at the latest then, whatever the engine does.
+    /// It opens at the latest so long after the Binding, whatever the engine does. With `0s` there is none.
     #[serde(with = "setting::Duration")]
     pub max: Millis,
 }

@@ -11,7 +11,7 @@ use super::*;
 const SEEN_FOR: Duration = Duration::from_secs(18);
 
 /// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least, from when its Binding
-/// is known to have landed. Clocks may jump.
+/// is known to have landed. The oracle may see a landing some seconds after the leader does.
 const STARTS_ALONE: Duration = Duration::from_secs(35);
 
 impl FaultyCluster {

@@ -18,6 +18,19 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(40);
 const BROKEN: [&str; 3] =
     ["scoring: {shortlits: 1}\n", "classes: [{name: serving, match: ", "conflicts: yes\n"];
 
+/// Whether a history can keep its files.
+pub fn check_folder() -> std::io::Result<()> {
+    let folder = folder();
+    fs::create_dir_all(&folder)?;
+    fs::remove_dir(folder)
+}
+
+/// A folder of its own.
+fn folder() -> PathBuf {
+    let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("stowage-faults-{}-{number}", std::process::id()))
+}
+
 /// Of other histories that are played at the same time.
 static FOLDERS: AtomicU64 = AtomicU64::new(0);
 
@@ -29,22 +42,37 @@ pub struct PolicyFiles {
     hosts: [HostPolicy; HOSTS.len()],
 }
 
+/// What files say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyText {
+    /// The policy of that number.
+    Good(usize),
+    /// The text of that number, which is no policy.
+    Broken(usize),
+}
+
+impl PolicyText {
+    fn good(self) -> Option<usize> {
+        match self {
+            Self::Good(number) => Some(number),
+            Self::Broken(_) => None,
+        }
+    }
+}
+
 /// What one host has.
 #[derive(Debug, Clone)]
 struct HostPolicy {
-    /// The number of the good policy that its files say; `None` while they are broken.
-    shown: Option<usize>,
+    shown: PolicyText,
     since: Instant,
     /// What comes next, and when.
-    coming: Option<(Instant, Option<usize>)>,
+    coming: Option<(Instant, PolicyText)>,
     /// Which of the good ones may be in force in its process, or was in its last one.
     good: BTreeSet<usize>,
 }
 
 impl PolicyFiles {
-    pub fn new(features: WorldFeatures) -> Self {
-        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("stowage-faults-{}-{number}", std::process::id()));
+    pub(super) fn new(features: WorldFeatures) -> Self {
         let policies: Vec<Policy> = (0..4).map(|number| policy(number, features)).collect();
         let texts: Vec<String> = policies.iter().map(file_of).collect();
         let digest = |text: &String| {
@@ -52,9 +80,14 @@ impl PolicyFiles {
             loaded.map(|loaded| loaded.policy.digest).expect("what is rendered can be read")
         };
         let digests = texts.iter().map(digest).collect();
-        let host = HostPolicy { shown: None, since: Instant::now(), coming: None, good: BTreeSet::new() };
-        let mut files = Self { folder, texts, digests, hosts: [host.clone(), host] };
-        (0..HOSTS.len()).for_each(|host| files.show(host, Some(0)));
+        let host = HostPolicy {
+            shown: PolicyText::Good(0),
+            since: Instant::now(),
+            coming: None,
+            good: BTreeSet::new(),
+        };
+        let mut files = Self { folder: folder(), texts, digests, hosts: [host.clone(), host] };
+        (0..HOSTS.len()).for_each(|host| files.show(host, PolicyText::Good(0)));
         files
     }
 
@@ -64,17 +97,17 @@ impl PolicyFiles {
 
     /// What a process that begins on the host finds.
     pub fn open(&mut self, host: usize) -> (Policy, PolicyWatch) {
-        if let Some(good) = self.hosts[host].shown {
+        if let Some(good) = self.hosts[host].shown.good() {
             self.hosts[host].good = [good].into();
         }
         let last_good = LastGood::in_directory(self.folder.join("kept").join(HOSTS[host]));
         policy_watch::open(self.path(host), Some(last_good)).expect("there are files")
     }
 
-    fn show(&mut self, host: usize, policy: Option<usize>) {
+    fn show(&mut self, host: usize, policy: PolicyText) {
         let text = match policy {
-            Some(good) => self.texts[good].as_str(),
-            None => BROKEN[self.hosts[host].good.len() % BROKEN.len()],
+            PolicyText::Good(number) => self.texts[number].as_str(),
+            PolicyText::Broken(number) => BROKEN[number],
         };
         // A mounted ConfigMap is swapped as a whole.
         let (path, new) = (self.path(host), self.folder.join("new"));
@@ -84,18 +117,18 @@ impl PolicyFiles {
         written.expect("the system's folder for temporary files can be written");
         let HostPolicy { shown, since, good, .. } = &mut self.hosts[host];
         (*shown, *since) = (policy, Instant::now());
-        good.extend(policy);
+        good.extend(policy.good());
     }
 
     /// A change comes to each host in its own time.
-    fn change(&mut self, policy: Option<usize>, arrives: [Duration; HOSTS.len()]) {
+    fn change(&mut self, policy: PolicyText, arrives: [Duration; HOSTS.len()]) {
         for (host, after) in self.hosts.iter_mut().zip(arrives) {
             host.coming = Some((Instant::now() + after, policy));
         }
     }
 
     /// What was to come by now is shown. Returns on which hosts.
-    fn arrive(&mut self, by: Instant) -> Vec<(usize, Option<usize>)> {
+    fn arrive(&mut self, by: Instant) -> Vec<(usize, PolicyText)> {
         let due = |host: &mut HostPolicy| host.coming.take_if(|(at, _)| *at <= by).map(|(_, policy)| policy);
         let due: Vec<_> =
             self.hosts.iter_mut().enumerate().filter_map(|(at, host)| Some((at, due(host)?))).collect();
@@ -107,7 +140,7 @@ impl PolicyFiles {
     fn settle(&mut self, host: usize, started: Instant) {
         let HostPolicy { shown, since, good, .. } = &mut self.hosts[host];
         let seen_since = (*since).max(started);
-        if let Some(shown) = shown.filter(|_| seen_since.elapsed() >= TAKEN_WITHIN) {
+        if let Some(shown) = shown.good().filter(|_| seen_since.elapsed() >= TAKEN_WITHIN) {
             *good = [shown].into();
         }
     }
@@ -129,29 +162,31 @@ impl FaultyCluster {
         if self.dice.below(200) == 0 {
             let number = self.dice.below(4);
             if self.happens(FaultKind::PolicySwap) {
-                self.change_policy(Some(number));
+                self.change_policy(PolicyText::Good(number));
             }
         }
-        if self.dice.below(200) == 0 && self.happens(FaultKind::BadPolicy) {
-            self.change_policy(None);
+        if self.dice.below(200) == 0 {
+            let number = self.dice.below(BROKEN.len());
+            if self.happens(FaultKind::BadPolicy) {
+                self.change_policy(PolicyText::Broken(number));
+            }
         }
     }
 
-    fn change_policy(&mut self, policy: Option<usize>) {
+    fn change_policy(&mut self, policy: PolicyText) {
         let arrives = [0; HOSTS.len()].map(|_| between(&mut self.dice, Duration::ZERO, SHOWN_WITHIN));
         self.policies.change(policy, arrives);
     }
 
     /// Once all is quiet, the files are a policy again.
     pub(super) fn mend_policy(&mut self) {
-        self.policies.change(Some(0), [Duration::ZERO; HOSTS.len()]);
+        self.policies.change(PolicyText::Good(0), [Duration::ZERO; HOSTS.len()]);
     }
 
     /// What the kubelets show, and whether each process goes by a policy that it may.
     pub(super) fn watch_policies(&mut self) {
         for (host, policy) in self.policies.arrive(Instant::now()) {
-            let what = policy.map_or("no policy".to_owned(), |number| format!("policy {number}"));
-            self.say(format!("{} has {what} in its files", HOSTS[host]));
+            self.say(format!("the files of {} say {policy:?}", HOSTS[host]));
         }
         for host in 0..HOSTS.len() {
             let Some(replica) = &self.replicas[host] else { continue };

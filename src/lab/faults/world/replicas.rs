@@ -154,6 +154,7 @@ pub fn die(api: &ApiServer, mut replica: RunningReplica) {
     api.connections().cut_off(&replica.client);
     replica.service.leadership.set_stopping();
     replica.tasks.abort_all();
+    replica.threads.kill();
 }
 
 /// Most plans are ready at once, and some take long.

@@ -3,6 +3,7 @@
 
 use super::oracle::Checked;
 use super::record::{Age, KnownState, Record};
+use super::tally::DecisionTally;
 use super::victims::Leftover;
 
 /// How long an eviction counts, in milliseconds.
@@ -93,10 +94,10 @@ impl Record {
         exceeds(limits.cluster, &|_| true).or_else(of_nodes).or_else(of_tenants)
     }
 
-    /// Pods on a node that may be evicted for the pod now, and without which it fits there, where that is simple to see: no
-    /// reservation before, no group,
-    /// no budget, no limit of its tenant, no spare GPUs, nothing that becomes free by itself, and nobody for whom the limits are reserved.
-    pub fn enough_victims(&mut self, pod: u32, node: u8) -> Option<Vec<u32>> {
+    /// Pods on a node that may be evicted for the pod now, and without which it fits there, where that is simple to see: no earlier
+    /// reservation, no group, no budget, no limit of its tenant, no spare GPUs, nothing that becomes free by itself, and nobody for
+    /// whom the limits are reserved.
+    pub fn enough_victims(&mut self, pod: u32, node: u8, tally: &mut DecisionTally) -> Option<Vec<u32>> {
         let is_in_doubt = self.pods[pod as usize].was_kept
             || self.is_closed(node)
             || self.age_of(node) == Age::Expired
@@ -118,7 +119,11 @@ impl Record {
             let views = self.views_after(node, pod, leaving, Leftover::Stays);
             self.takers(&views, &spec, false).count_ones() >= spec.gpus
         };
-        if going.is_empty() || going.len() > MOST_VICTIMS || !fits_without(&going) {
+        if going.is_empty() || going.len() > MOST_VICTIMS {
+            return None;
+        }
+        tally.no_planned_victims += 1;
+        if !fits_without(&going) {
             return None;
         }
         let sets = 1..1u32 << going.len();
@@ -127,7 +132,9 @@ impl Record {
             going.iter().enumerate().filter_map(is_in).collect::<Vec<u32>>()
         };
         let may_go = |set: &Vec<u32>| self.exceeded_by(set).is_none() && fits_without(set);
-        sets.rev().map(chosen).find(may_go)
+        let enough = sets.rev().map(chosen).find(may_go);
+        tally.limited += u64::from(enough.is_none());
+        enough
     }
 
     /// For a pod that needs more evictions than a minute has, nothing is evicted for others for a while.

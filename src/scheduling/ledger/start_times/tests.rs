@@ -93,6 +93,19 @@ fn engines_that_take_three_times_as_long_are_expected_to_on_their_node_and_on_it
 }
 
 #[test]
+fn a_start_is_timed_from_when_its_binding_lands() {
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
+    cluster.wait("pod", engine());
+    cluster.apply(BindAsked { uid: uid("pod"), key: key("pod"), node: node("n") }).unwrap();
+    cluster.pass(26);
+    let devices = cluster.pod_state(&uid("pod")).unwrap().devices().cloned();
+    cluster.apply(BindingWritten { uid: uid("pod"), node: node("n"), devices });
+    cluster.pass(60);
+    let timed = progress(&mut cluster, "pod", StartProgress::Ready).unwrap();
+    assert_eq!(timed.observed, Millis::seconds(60));
+}
+
+#[test]
 fn the_pull_is_timed_apart_from_the_engine() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("other", 4)]);
     let demand = Demand { images: [image(20).image].into(), ..engine() };

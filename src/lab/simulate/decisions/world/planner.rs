@@ -139,11 +139,9 @@ impl World<'_> {
                 ));
             }
         }
-        self.tally.no_planned_victims += 1;
-        self.tally.limited += u64::from(matches!(why, WaitReason::EvictionLimit(_)));
         for node in 0..self.record.nodes.len() as u8 {
             if self.record.is_certain(node)
-                && let Some(victims) = self.record.enough_victims(pod, node)
+                && let Some(victims) = self.record.enough_victims(pod, node, &mut self.tally)
             {
                 return Err(format!(
                     "the planner lets pod {pod} wait ({}), for which {victims:?} on node {node} may leave",
