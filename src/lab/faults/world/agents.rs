@@ -167,7 +167,7 @@ impl FaultyCluster {
         ];
         let now = clock::elapsed();
         if self.has_agents && self.dice.below(60) == 0 {
-            let linger = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(25));
+            let linger = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(90));
             if self.happens(FaultKind::LingeringProcess) {
                 self.machines.next_linger = linger;
             }
