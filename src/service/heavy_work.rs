@@ -59,8 +59,22 @@ impl SimulatedThreads {
         self.begun.lock().drain(..).for_each(|begun| begun.abort());
     }
 
-    fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-        let handle = tokio::spawn(work);
+    /// A computation, as long as it lasts or until it is to stop.
+    fn begin<T: Send + 'static>(
+        &self,
+        kind: WorkKind,
+        stop: Arc<AtomicBool>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let mut left = (self.lasts)(kind);
+        let handle = tokio::spawn(async move {
+            while !left.is_zero() && !stop.load(Ordering::Relaxed) {
+                let next = left.min(LOOK_EVERY);
+                tokio::time::sleep(next).await;
+                left -= next;
+            }
+            work()
+        });
         let mut begun = self.begun.lock();
         begun.retain(|begun| !begun.is_finished());
         begun.push(handle.abort_handle());
@@ -100,7 +114,7 @@ impl HeavyWork {
         self.begin_until(kind, Arc::default(), work)
     }
 
-    /// The same for one that looks at `stop` as it goes on, and ends soon after it is set.
+    /// The same for one that ends soon after `stop` is set: its work has to look at it. A simulated one stops to wait then.
     pub fn begin_until<T: Send + 'static>(
         &self,
         kind: WorkKind,
@@ -111,15 +125,9 @@ impl HeavyWork {
         match &self.place {
             WorkPlace::OnThreads => tokio::task::spawn_blocking(work),
             WorkPlace::InTurn(threads) => {
-                let (lasts, at_work) = ((threads.lasts)(kind), AtWork::begin(threads.at_work.clone()));
-                threads.spawn(async move {
+                let at_work = AtWork::begin(threads.at_work.clone());
+                threads.begin(kind, stop, move || {
                     let _at_work = at_work;
-                    let mut left = lasts;
-                    while !left.is_zero() && !stop.load(Ordering::Relaxed) {
-                        let next = left.min(LOOK_EVERY);
-                        tokio::time::sleep(next).await;
-                        left -= next;
-                    }
                     work()
                 })
             }
@@ -135,13 +143,7 @@ impl HeavyWork {
         let work = self.counted(kind, work);
         match &self.place {
             WorkPlace::OnThreads => BACKGROUND.spawn_blocking(work),
-            WorkPlace::InTurn(threads) => {
-                let lasts = (threads.lasts)(kind);
-                threads.spawn(async move {
-                    tokio::time::sleep(lasts).await;
-                    work()
-                })
-            }
+            WorkPlace::InTurn(threads) => threads.begin(kind, Arc::default(), work),
         }
     }
 

@@ -29,7 +29,6 @@ use super::{History, HistoryRun};
 use crate::kubernetes::port::WriteTimes;
 use crate::lab::demo::api_server::ApiServer;
 use crate::lab::simulate::random::Random;
-use crate::scheduling::policy::Policy;
 use crate::service::{Service, SimulatedThreads};
 use agents::NodeAgent;
 use budgets::Budget;

@@ -28,7 +28,8 @@ pub struct PodState {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unwatched: bool,
     pub phase: PodPhase,
-    /// While its engine starts, until when no other may start on its GPUs.
+    /// While its engine starts, until when no other may start on its GPUs. Of an assumed pod, as if its Binding had landed with the
+    /// decision: until the Binding is settled, no other may start there.
     pub starting: Option<Moment>,
     /// When its engine is expected to answer, and when it did, if this ledger saw the pod being bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +127,8 @@ impl PodState {
         Self { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
     }
 
-    /// The pod is about to be bound as `placement` says, as decided in this epoch and then; until `starting` no other engine may start on its GPUs.
+    /// The pod is about to be bound as `placement` says, as decided in this epoch and at `since`. Were the Binding to land at once, no
+    /// other engine might start on its GPUs until `starting`.
     pub(super) fn assume(
         &mut self,
         placement: Placement,

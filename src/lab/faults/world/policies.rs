@@ -4,7 +4,7 @@
 use super::*;
 use crate::policy_file::{self, SourceText};
 use crate::policy_watch::{self, LastGood, PolicyWatch};
-use crate::scheduling::policy::{ConflictRule, Consolidation, Digest, WhenIncomplete};
+use crate::scheduling::policy::{ConflictRule, Consolidation, Digest, Policy, WhenIncomplete};
 use crate::units::Millis;
 use std::fs;
 use std::path::PathBuf;
