@@ -4,23 +4,17 @@ use super::Ledger;
 use super::node_state::NodeState;
 use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState};
 use super::pod_states::ExpiredReservations;
-use super::start_times::PodStart;
 use super::waiting_pod::{SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::placing::learned::NodeGpus;
-use crate::scheduling::placing::rank;
-use crate::scheduling::placing::start_model::StartModel;
-use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::engine_model::ReusableEngineSet;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::model_tier::time_to_ready;
-use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::{Bytes, Millis, Moment};
@@ -324,38 +318,6 @@ impl Ledger {
         }
     }
 
-    /// The start of a pod whose Binding to the node is known to have landed just now: until when its engine keeps others from
-    /// starting on its GPUs, and what is expected of it. Until now it may have begun at any moment.
-    pub(super) fn start_of_landed(
-        &self,
-        uid: &PodUid,
-        node: &NodeName,
-    ) -> (Option<Moment>, Option<Arc<PodStart>>) {
-        let Some(pod_state) = self.pod_states.get(uid) else { return (None, None) };
-        let (starting, start, now) = (pod_state.starting, &pod_state.start, self.now);
-        match &pod_state.phase {
-            PodPhase::Bound(_) => (starting, start.clone()),
-            PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
-                let from_now = |start: &Arc<PodStart>| Arc::new(start.counted_from(now));
-                (starting.map(|until| now + until.since(assumed.since)), start.as_ref().map(from_now))
-            }
-            // It was given up here, or bound by the leader that this replica may succeed.
-            PodPhase::Assumed(_) | PodPhase::Waiting(_) => {
-                let view = self.node_states.get(node).map(NodeState::view);
-                view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view))
-            }
-        }
-    }
-
-    /// The same of a pod that begins to start now.
-    fn expected_start(&self, demand: &Demand, node: &Node) -> (Option<Moment>, Option<Arc<PodStart>>) {
-        let (starts, now) = (self.start_times.model(), self.now);
-        (
-            gate(demand, node, now, starts, &self.policy),
-            PodStart::expect(demand, node, now, starts, &self.policy.loading),
-        )
-    }
-
     /// The Binding was not written. The pod waits again, with the reservation it had before.
     pub(in crate::scheduling) fn forget(&mut self, uid: &PodUid) {
         self.edit_pod(uid, PodState::forget);
@@ -459,32 +421,6 @@ pub(super) fn forget_measured(gpus: &mut [Gpu]) {
     for gpu in gpus {
         *gpu = Gpu { unaccounted_vram: Bytes::ZERO, engine_load: EngineLoad::default(), ..*gpu };
     }
-}
-
-/// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or its GPUs are
-/// not known.
-pub(super) fn gate(
-    demand: &Demand,
-    node: &Node,
-    now: Moment,
-    starts: &StartModel,
-    policy: &Policy,
-) -> Option<Moment> {
-    let of_model = rank::ready(node, demand, starts, &policy.loading);
-    let expected = match (of_model, &demand.model) {
-        // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
-        (Some(found), Some(_)) => found.total().max(found.prior.total()),
-        // What it will load is unknown, and may be as large as what it asks for.
-        (found, _) => {
-            let pull = found.map_or(Millis::default(), |found| found.time.pull);
-            pull + time_to_ready(None, demand.weights(), &policy.loading)
-        }
-    };
-    let StartGate { min, max } = policy.class(demand.class).start_gate;
-    // Twice, because loading does not take exactly as long as predicted.
-    let is_gated = demand.terms.engine && !demand.asks_plugin();
-    let length = expected.times(2).clamp(min.min(max), max);
-    (is_gated && length > Millis::default()).then(|| now + length)
 }
 
 /// What the pod gets on these GPUs.

@@ -63,6 +63,7 @@ mod resource_slices;
 mod set_policy;
 mod shared_parts;
 mod spare;
+mod start_gates;
 mod start_samples;
 mod start_times;
 mod state;

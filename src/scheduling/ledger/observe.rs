@@ -1,9 +1,9 @@
 //! What watches and requests show, brought into the ledger: nodes, their devices, and pods as the API server shows them.
 
 use super::Ledger;
-use super::assume::gate;
 use super::node_state::NodeState;
 use super::pod_state::{BoundPod, PodPhase, PodState};
+use super::start_gates::gate;
 use super::waiting_pod::SchedulingGate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Demand;

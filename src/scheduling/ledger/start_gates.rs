@@ -1,0 +1,82 @@
+//! Start gates: for how long an engine that starts keeps others from starting on its GPUs.
+//!
+//! A gate counts from when a Binding is known to have landed. While the Binding may still land, its engine may begin to start at any
+//! moment, and the gate stays shut.
+
+use super::Ledger;
+use super::node_state::NodeState;
+use super::pod_state::PodPhase;
+use super::start_times::PodStart;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::placing::rank;
+use crate::scheduling::placing::start_model::StartModel;
+use crate::scheduling::policy::{Policy, StartGate};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::model_tier::time_to_ready;
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+impl Ledger {
+    /// The start of a pod whose Binding to the node is known to have landed just now: until when its engine keeps others from
+    /// starting on its GPUs, and what is expected of it. Until now it may have begun at any moment.
+    pub(super) fn start_of_landed(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> (Option<Moment>, Option<Arc<PodStart>>) {
+        let Some(pod_state) = self.pod_states.get(uid) else { return (None, None) };
+        let (starting, start, now) = (pod_state.starting, &pod_state.start, self.now);
+        match &pod_state.phase {
+            PodPhase::Bound(_) => (starting, start.clone()),
+            PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
+                let from_now = |start: &Arc<PodStart>| Arc::new(start.counted_from(now));
+                (starting.map(|until| now + until.since(assumed.since)), start.as_ref().map(from_now))
+            }
+            // It was given up here, or bound by the leader that this replica may succeed.
+            PodPhase::Assumed(_) | PodPhase::Waiting(_) => {
+                let view = self.node_states.get(node).map(NodeState::view);
+                view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view))
+            }
+        }
+    }
+
+    /// The same of a pod that begins to start now.
+    pub(super) fn expected_start(
+        &self,
+        demand: &Demand,
+        node: &Node,
+    ) -> (Option<Moment>, Option<Arc<PodStart>>) {
+        let (starts, now) = (self.start_times.model(), self.now);
+        (
+            gate(demand, node, now, starts, &self.policy),
+            PodStart::expect(demand, node, now, starts, &self.policy.loading),
+        )
+    }
+}
+
+/// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or its GPUs are
+/// not known.
+pub(super) fn gate(
+    demand: &Demand,
+    node: &Node,
+    now: Moment,
+    starts: &StartModel,
+    policy: &Policy,
+) -> Option<Moment> {
+    let of_model = rank::ready(node, demand, starts, &policy.loading);
+    let expected = match (of_model, &demand.model) {
+        // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
+        (Some(found), Some(_)) => found.total().max(found.prior.total()),
+        // What it will load is unknown, and may be as large as what it asks for.
+        (found, _) => {
+            let pull = found.map_or(Millis::default(), |found| found.time.pull);
+            pull + time_to_ready(None, demand.weights(), &policy.loading)
+        }
+    };
+    let StartGate { min, max } = policy.class(demand.class).start_gate;
+    // Twice, because loading does not take exactly as long as predicted.
+    let is_gated = demand.terms.engine && !demand.asks_plugin();
+    let length = expected.times(2).clamp(min.min(max), max);
+    (is_gated && length > Millis::default()).then(|| now + length)
+}
