@@ -357,6 +357,9 @@ fn refusal_code(error: &watcher::Error) -> Option<u16> {
 }
 
 #[cfg(test)]
+mod takeover_tests;
+
+#[cfg(test)]
 impl WatchFeed {
     /// Empty lists of pods, nodes and disruption budgets come.
     fn list_nothing(&self) {

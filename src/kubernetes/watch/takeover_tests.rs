@@ -1,0 +1,145 @@
+//! What a replica lists when it takes over, and what makes it act.
+
+use super::*;
+use crate::ids::LeaderEpoch;
+use crate::kubernetes::testing::Recorder;
+use crate::scheduling::policy::Policy;
+use crate::service::Tenure;
+use crate::units::Millis;
+use axum::body::Body;
+use http::{Request, Response};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+/// The pods of an API server: what it answers to lists, and what its watches show.
+#[derive(Default)]
+struct PodsServed {
+    /// Its latest change.
+    revision: u64,
+    /// The limit that each list asked for.
+    lists: Vec<u32>,
+    watches: Vec<mpsc::UnboundedSender<Result<String, std::io::Error>>>,
+}
+
+/// A replica that stands by, and the API server whose pods it watches. Everything else is listed in each term at once.
+struct Standby {
+    feed: WatchFeed,
+    served: Arc<Mutex<PodsServed>>,
+}
+
+impl Standby {
+    async fn synced() -> Self {
+        let served = Arc::new(Mutex::new(PodsServed { revision: 100, ..PodsServed::default() }));
+        let feed = WatchFeed {
+            service: Service::new(Policy::default()),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let answering = served.clone();
+        let server = tower::service_fn(move |request| std::future::ready(answer(&answering, &request)));
+        tokio::spawn(pods(Client::new(server, "default"), feed.clone()));
+        let standby = Self { feed, served };
+        standby.list_others();
+        standby.until("it has synced", || standby.feed.service.leadership.is_synced()).await;
+        standby
+    }
+
+    fn list_others(&self) {
+        let term = self.feed.service.leadership.term();
+        {
+            let mut index = self.feed.index.lock();
+            index.expect_nodes(term);
+            index.expect_budgets(term);
+            index.expect_slices(term);
+            index.lack_slices();
+        }
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.feed.node(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.feed.budget(event));
+    }
+
+    /// It takes the Lease, and lists in its wait.
+    async fn succeeds(&self) {
+        let service = &self.feed.service;
+        service.set_tenure(Tenure::Succeeding { from: service.now() + Millis::seconds(11) });
+        self.list_others();
+        tokio::time::sleep(Duration::from_secs(11)).await;
+    }
+
+    fn leads(&self) {
+        let until = self.feed.service.now() + Millis::seconds(1_000);
+        self.feed.service.set_tenure(Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, "nonce"), until });
+        // Nothing happens if these lists are not needed.
+        self.list_others();
+    }
+
+    /// A pod changes. All watches show it.
+    fn pod_changes(&self) {
+        let mut served = self.served.lock();
+        served.revision += 1;
+        let event = json!({ "type": "MODIFIED", "object": pod(served.revision) });
+        served.watches.retain(|watch| watch.send(Ok(format!("{event}\n"))).is_ok());
+    }
+
+    /// Something else changes, such as a Lease.
+    fn other_changes(&self) {
+        self.served.lock().revision += 1;
+    }
+
+    fn is_open(&self) -> bool {
+        self.feed.service.leadership.is_open()
+    }
+
+    /// How often all pods were listed.
+    fn full_lists(&self) -> usize {
+        self.served.lock().lists.iter().filter(|limit| **limit > 1).count()
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let holds = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), holds)
+            .await
+            .unwrap_or_else(|_| panic!("never: {what}"));
+    }
+}
+
+fn answer(
+    served: &Mutex<PodsServed>,
+    request: &Request<kube::client::Body>,
+) -> Result<Response<Body>, std::io::Error> {
+    let query = request.uri().query().unwrap_or_default();
+    let parameter = |name: &str| query.split('&').find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
+    let mut served = served.lock();
+    if parameter("watch") == Some("true") {
+        let (watch, mut shown) = mpsc::unbounded_channel();
+        served.watches.push(watch);
+        let lines = futures::stream::poll_fn(move |context| shown.poll_recv(context));
+        return Ok(Response::new(Body::from_stream(lines)));
+    }
+    served.lists.push(parameter("limit").map_or(0, |limit| limit.parse().expect("a number")));
+    let list = json!({ "metadata": { "resourceVersion": served.revision.to_string() }, "items": [pod(7)] });
+    Ok(Response::new(Body::from(list.to_string())))
+}
+
+fn pod(version: u64) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "a", "namespace": "chat", "uid": "a", "resourceVersion": version.to_string() },
+        "spec": { "containers": [{ "name": "engine" }] },
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_listed_in_the_wait_for_late_writes_and_not_again_after_it() {
+    let standby = Standby::synced().await;
+    standby.succeeds().await;
+    assert_eq!(standby.full_lists(), 2, "once since it holds the Lease");
+    standby.leads();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    standby.pod_changes();
+    standby.until("it acts", || standby.is_open()).await;
+    assert_eq!(standby.full_lists(), 2);
+}
