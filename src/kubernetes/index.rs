@@ -10,6 +10,7 @@
 //! ```
 
 mod budgets;
+mod caught_up;
 mod conflicts;
 mod kube_filters;
 mod namespaces;
@@ -38,6 +39,7 @@ pub use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
 use crate::units::Bytes;
+use caught_up::PodsShown;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -63,6 +65,7 @@ pub struct ClusterIndex {
     unlisted_slices: BTreeSet<Arc<str>>,
     unlisted_storage: BTreeMap<StorageKind, BTreeSet<Arc<str>>>,
     pods_list: ListProgress,
+    pods_shown: PodsShown,
     /// What is applied comes from a list, not from a change that was just made.
     is_listing_pods: bool,
     nodes_list: ListProgress,
@@ -114,6 +117,12 @@ impl ClusterIndex {
 
     /// Applies a pod's present state. Returns an Event that the pod should get.
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
+        let event = self.take_pod(service, pod);
+        self.note_pod_shown(pod);
+        event
+    }
+
+    fn take_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
         if self.is_listed_unchanged(service, &uid, &key, pod) {
@@ -145,6 +154,7 @@ impl ClusterIndex {
         if let Ok((uid, key)) = objects::identity(pod) {
             self.release(service, &uid, &key);
         }
+        self.note_pod_shown(pod);
     }
 
     /// Expects a new list, which belongs to this term.
@@ -155,6 +165,7 @@ impl ClusterIndex {
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
         self.is_listing_pods = true;
+        self.pods_shown.begin_list(service.leadership.takeover());
         // Copies, so that the lock is released before all of them are gone through.
         let (ledger, filters) = {
             let cluster = service.cluster();
@@ -181,6 +192,7 @@ impl ClusterIndex {
         self.pods.retain(|_, pod| !gone.contains(&pod.uid));
         self.pods_list.is_complete = true;
         self.is_listing_pods = false;
+        self.note_pods_complete();
     }
 
     /// Replaces all pods at once.

@@ -136,7 +136,7 @@ mod tests {
         });
         let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());
         index.reset_pods(&service, &pods);
-        service.set_synced_in(0);
+        service.set_synced_in(0, 0);
         LedgerUpkeep {
             next_sweep: service.now() + SWEEP_EVERY,
             planner: Planner::new(service.clone(), recorder.clone()),

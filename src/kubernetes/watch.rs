@@ -4,6 +4,7 @@
 //! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
 //! event.
 
+mod catching_up;
 mod read_ahead;
 mod slices;
 mod storage;
@@ -14,6 +15,7 @@ pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 use super::index::ClusterIndex;
 use super::port::{ControlPlane, PodEvent};
 use crate::service::{SeenCount, Service};
+use catching_up::stays_behind;
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -58,6 +60,7 @@ pub async fn pods(client: Client, feed: WatchFeed) {
             biased;
             () = watch(client.clone(), &feed, "pods", handler()) => return,
             () = moving.changed() => tracing::info!("listing pods again: the policy moves pods from now on (planning.consolidation)"),
+            () = stays_behind(&client, &feed) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
         }
     }
 }
@@ -303,7 +306,8 @@ impl WatchFeed {
             true => Some(index.namespaces_since()?.min(term)),
             false => Some(term),
         });
-        all.into_iter().for_each(|term| self.service.set_synced_in(term));
+        let caught_up = index.pods_caught_up();
+        all.into_iter().for_each(|term| self.service.set_synced_in(term, caught_up));
         if leadership.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");

@@ -1,5 +1,5 @@
-//! Leadership: whether this replica may act. It must hold the Lease, whose end is checked at every write, and must have listed
-//! the cluster since it became leader.
+//! Leadership: whether this replica may act. It must hold the Lease, whose end is checked at every write, must have listed the
+//! cluster since it took the Lease, and must have seen every write of earlier leaders.
 //!
 //! This module decides nothing and writes nothing: `kubernetes::leader` reports the Lease, and the watches report what they
 //! have listed.
@@ -19,7 +19,8 @@ use std::time::Duration;
 /// ```text
 ///  Standby ──► Succeeding ──────────────────────► Leading ──► Standby
 ///   the Lease   until the latest landing of what  │ until the Lease's safe end,
-///   is taken    an earlier leader may have sent   │ compared at every write
+///   is taken    an earlier leader may have sent;  │ compared at every write;
+///               the cluster is listed             │ acts once the pods' watch has caught up
 ///                     ▲                           │
 ///                     └───────────────────────────┘
 ///                      its ledger is discarded: it succeeds itself
@@ -62,6 +63,10 @@ pub struct Leadership {
     term: ChangeCount,
     /// One more than the term whose lists the ledger contains; zero before the first list.
     synced: AtomicU64,
+    /// How often this replica began to lead. What earlier leaders wrote has landed by then, and counts once it is in the ledger.
+    takeovers: ChangeCount,
+    /// The takeover up to which the ledger contains what happened to pods.
+    caught_up: AtomicU64,
     stopping: AtomicBool,
 }
 
@@ -75,17 +80,21 @@ impl Leadership {
             holder: Mutex::default(),
             term: ChangeCount::default(),
             synced: AtomicU64::default(),
+            takeovers: ChangeCount::default(),
+            caught_up: AtomicU64::default(),
             stopping: AtomicBool::default(),
         }
     }
 
-    /// Records that all lists in the ledger began in this term or a later one.
-    pub(super) fn set_synced_in(&self, term: u64) {
+    /// Records that all lists in the ledger began in this term or a later one, and that the ledger contains what had happened to
+    /// pods by this takeover.
+    pub(super) fn set_synced_in(&self, term: u64, takeover: u64) {
+        self.caught_up.fetch_max(takeover, Ordering::AcqRel);
         self.synced.fetch_max(term + 1, Ordering::AcqRel);
     }
 
-    /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A list shows the
-    /// cluster as of its first page, and a watch whose connection died silently may not have shown what another leader bound.
+    /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A watch whose
+    /// connection died silently may not have shown what another leader did.
     pub fn list_anew(&self) {
         self.term.grow();
     }
@@ -119,13 +128,19 @@ impl Leadership {
         matches!(*self.tenure.lock(), Tenure::Succeeding { .. })
     }
 
-    /// Sets the tenure. A replica that becomes leader, or leads in another epoch, relists first. Returns whether it leads.
+    /// Sets the tenure. A replica that takes the Lease relists, while it waits for the last landing of earlier writes; one that
+    /// begins to lead, or leads in another epoch, has to be shown those. Returns whether it leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();
         let tenure = self.not_too_early(tenure);
         let begins = tenure.epoch().is_some() && tenure.epoch() != self.leading(&held);
+        let succeeds = matches!(tenure, Tenure::Succeeding { .. });
+        let was_succeeding = matches!(*held, Tenure::Succeeding { .. });
         *held = tenure;
         if begins {
+            self.takeovers.grow();
+        }
+        if (begins || succeeds) && !was_succeeding {
             self.list_anew();
         }
         self.leading(&held).is_some()
@@ -171,12 +186,22 @@ impl Leadership {
         self.term.seen()
     }
 
+    /// How often this replica began to lead.
+    pub fn takeover(&self) -> u64 {
+        self.takeovers.get()
+    }
+
+    pub fn takeovers(&self) -> SeenCount {
+        self.takeovers.seen()
+    }
+
     pub fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Release);
     }
 
     pub fn is_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire) > self.term()
+            && self.caught_up.load(Ordering::Acquire) >= self.takeover()
     }
 
     pub fn is_leading(&self) -> bool {
@@ -204,7 +229,7 @@ impl Leadership {
 
     /// The epoch as which this replica acts now, or why it does not act.
     pub fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
-        // Locked before the lists are looked at: with its leadership a term begins in which nothing is listed yet.
+        // Locked before the lists are looked at: with its leadership a takeover begins that nothing has shown yet.
         let tenure = self.tenure.lock();
         if matches!(*tenure, Tenure::Succeeding { .. }) {
             return Err("this replica is about to lead: it waits until no earlier write can take effect");
@@ -233,29 +258,53 @@ mod tests {
     }
 
     #[test]
-    fn b3_lists_that_began_before_leadership_never_open_the_gate() {
+    fn b3_what_was_seen_before_leadership_never_opens_the_gate() {
         let leadership = leadership();
         let terms = leadership.terms();
         // The first lists are still in progress when this replica becomes leader.
         leadership.set_tenure(leading(&leadership, "a", 10));
-        assert_eq!(leadership.term(), 1);
+        assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
         assert!(terms.has_changed());
-        leadership.set_synced_in(0);
+        leadership.set_synced_in(0, 0);
         assert!(!leadership.is_open(), "a list that began before may show the cluster as it was then");
-        leadership.set_synced_in(1);
+        leadership.set_synced_in(1, 0);
+        assert!(!leadership.is_open(), "pods as they were before");
+        leadership.set_synced_in(1, 1);
         assert!(leadership.is_open());
         leadership.set_tenure(leading(&leadership, "a", 12));
         assert_eq!((leadership.term(), leadership.is_open()), (1, true), "a renewal lists nothing");
         leadership.set_tenure(Tenure::Standby);
         leadership.set_tenure(leading(&leadership, "a", 12));
         assert_eq!((leadership.term(), leadership.is_open()), (2, false));
-        leadership.set_synced_in(2);
+        leadership.set_synced_in(2, 2);
         leadership.set_tenure(leading(&leadership, "b", 12));
         assert_eq!(
             (leadership.term(), leadership.is_open()),
             (3, false),
             "another epoch, although it led all the time"
         );
+    }
+
+    #[test]
+    fn a_successor_lists_once_and_has_to_be_shown_pods_as_they_are_when_it_leads() {
+        let leadership = leadership();
+        let from = leadership.clock.now() + Millis::seconds(11);
+        for _ in 0..3 {
+            leadership.set_tenure(Tenure::Succeeding { from });
+            assert_eq!((leadership.term(), leadership.takeover()), (1, 0));
+        }
+        leadership.set_synced_in(1, 0);
+        assert!(leadership.is_synced() && !leadership.is_open());
+        for _ in 0..3 {
+            leadership.set_tenure(leading(&leadership, "a", 20));
+            assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
+            assert!(!leadership.is_synced() && !leadership.is_open());
+        }
+        leadership.set_synced_in(1, 1);
+        assert!(leadership.is_open());
+        leadership.set_tenure(Tenure::Standby);
+        leadership.set_tenure(Tenure::Succeeding { from });
+        assert_eq!(leadership.term(), 2, "it took the Lease again");
     }
 
     #[test]
@@ -273,7 +322,7 @@ mod tests {
             }
             for nonce in 0..20_000 {
                 leadership.set_tenure(Tenure::Standby);
-                leadership.set_synced_in(leadership.term());
+                leadership.set_synced_in(leadership.term(), leadership.takeover());
                 // Its term begins with it, and nothing is listed in that.
                 leadership.set_tenure(leading(&leadership, &nonce.to_string(), 10));
             }
@@ -286,7 +335,7 @@ mod tests {
     fn leadership_ends_with_the_lease_and_not_with_the_next_read_of_it() {
         let leadership = leadership();
         leadership.set_tenure(leading(&leadership, "a", 10));
-        leadership.set_synced_in(leadership.term());
+        leadership.set_synced_in(leadership.term(), leadership.takeover());
         assert!(leadership.is_open() && leadership.epoch().is_some());
         let later =
             Clock { stopped_at: Some(leadership.clock.now() + Millis::seconds(10)), ..leadership.clock };
@@ -303,7 +352,7 @@ mod tests {
             leadership.set_tenure(Tenure::Succeeding { from });
             assert!(!leadership.is_open() && leadership.epoch().is_none());
             assert!(leadership.reason_not_leading().unwrap().contains("can take effect"), "synced: {synced}");
-            leadership.set_synced_in(leadership.term());
+            leadership.set_synced_in(leadership.term(), leadership.takeover());
         }
     }
 }

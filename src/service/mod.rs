@@ -350,20 +350,22 @@ impl Service {
         }
     }
 
-    /// Records that everything has been listed in this term. A leader adopts the reservations of its predecessors that pass the
-    /// checks of a new reservation, and acts from now on.
-    pub fn set_synced_in(&self, term: u64) {
+    /// Records that everything has been listed in this term, and what had happened to pods by this takeover is known. A leader
+    /// adopts the reservations of its predecessors that pass the checks of a new reservation, and acts from now on.
+    pub fn set_synced_in(&self, term: u64, takeover: u64) {
+        let leadership = &self.leadership;
         // What an old watch still shows belongs to an earlier term, and its list is not the one to adopt reservations from.
-        if let Some(epoch) = self.leadership.epoch().filter(|_| term >= self.leadership.term()) {
+        let is_all = |_: &_| term >= leadership.term() && takeover >= leadership.takeover();
+        if let Some(epoch) = leadership.epoch().filter(is_all) {
             self.cluster().apply(LeadershipBegan(epoch));
         }
-        self.leadership.set_synced_in(term);
+        leadership.set_synced_in(term, takeover);
     }
 
     /// Makes this replica lead without a list: for a process without an API server, or a test in its place.
     pub fn lead_from_the_start(&self) {
         self.set_tenure(Tenure::without_end());
-        self.set_synced_in(self.leadership.term());
+        self.set_synced_in(self.leadership.term(), self.leadership.takeover());
     }
 
     pub fn now(&self) -> Moment {

@@ -39,10 +39,14 @@ struct LeasedReplica {
 
 impl LeasedReplica {
     fn start(server: &ApiServer, name: &'static str) -> Self {
+        Self::start_with(server, name, TIMES)
+    }
+
+    fn start_with(server: &ApiServer, name: &'static str, times: WriteTimes) -> Self {
         let service = Service::new(without_engines());
         let lead_with = LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
-        let options = ClusterOptions { times: TIMES, ..ClusterOptions::new(lead_with, name.into()) };
-        let client = server.client_with(name, TIMES).unwrap();
+        let options = ClusterOptions { times, ..ClusterOptions::new(lead_with, name.into()) };
+        let client = server.client_with(name, times).unwrap();
         let (control_plane, tasks) =
             kubernetes::start(client, service.clone(), options, CancellationToken::new());
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
@@ -133,6 +137,17 @@ fn create_with(server: &ApiServer, name: &str, priority: i32, gates: &Value) -> 
     Value::clone(&pod)
 }
 
+/// One that a leader has bound to the node's GPU.
+fn create_bound(server: &ApiServer, name: &str) {
+    let annotations =
+        json!({ "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": (40u64 << 30).to_string() });
+    let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+    let container = json!({ "name": "engine", "image": "engine", "resources": resources });
+    let spec = json!({ "schedulerName": "stowage", "nodeName": "n", "containers": [container] });
+    let metadata = json!({ "name": name, "annotations": annotations });
+    server.create("pods", json!({ "metadata": metadata, "spec": spec })).unwrap();
+}
+
 fn uid(pod: &Value) -> PodUid {
     PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap()
 }
@@ -189,6 +204,30 @@ async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
     a.dies(&server).await;
     eventually("b leads", || b.service.metrics.leading.get() == 1).await;
     server.held().release("b", Operation::ListPods);
+    b.acts().await;
+    let answer = b.bind(&x).await.unwrap();
+    assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
+    assert_ne!(answer, "", "y has the GPU");
+}
+
+/// The list that it made in its wait does not have it, and its watch does not show it.
+#[tokio::test(flavor = "multi_thread")]
+async fn b3_a_binding_that_lands_after_the_next_leader_has_listed_is_known_before_that_one_acts() {
+    let server = server(1).await;
+    let x = create(&server, "x", 0);
+    let a = LeasedReplica::acting(&server, "a").await;
+    // It waits for long enough that all of this happens meanwhile.
+    let b = LeasedReplica::start_with(&server, "b", WriteTimes::of(Duration::from_secs(3)));
+    let leadership = &b.service.leadership;
+    eventually("b has listed", || leadership.is_synced()).await;
+    let before = leadership.term();
+    a.dies(&server).await;
+    let listed = || leadership.is_succeeding() && leadership.term() > before && leadership.is_synced();
+    eventually("b has listed in its wait", listed).await;
+    server.connections().hold_watches_back("b", "pods");
+    // The pod is bound by its creation here, since no write of A would wait for what B does.
+    create_bound(&server, "y");
+    assert!(leadership.is_succeeding(), "this machine is too slow");
     b.acts().await;
     let answer = b.bind(&x).await.unwrap();
     assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");

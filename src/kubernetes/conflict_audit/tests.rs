@@ -50,7 +50,7 @@ impl AuditFixture {
         let mut index = ClusterIndex::default();
         index.reset_nodes(&service, &[node()]);
         index.reset_pods(&service, &[]);
-        service.set_synced_in(0);
+        service.set_synced_in(0, 0);
         let recorder = Arc::new(Recorder::default());
         let now = service.now();
         Self { audit: ConflictAudit::new(service, recorder.clone()), recorder, index, now }

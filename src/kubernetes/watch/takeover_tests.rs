@@ -143,3 +143,34 @@ async fn pods_are_listed_in_the_wait_for_late_writes_and_not_again_after_it() {
     standby.until("it acts", || standby.is_open()).await;
     assert_eq!(standby.full_lists(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_does_not_act_before_its_watch_shows_the_last_write_of_another() {
+    let standby = Standby::synced().await;
+    standby.succeeds().await;
+    // Another leader's write lands at the last moment, and the watch is late.
+    standby.served.lock().revision += 1;
+    standby.leads();
+    for _ in 0..9 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!standby.is_open());
+    }
+    let late = json!({ "type": "MODIFIED", "object": pod(standby.served.lock().revision) });
+    let shown = |watch: &mpsc::UnboundedSender<_>| watch.send(Ok(format!("{late}\n"))).is_ok();
+    assert!(standby.served.lock().watches.iter().any(shown));
+    standby.until("it acts", || standby.is_open()).await;
+    assert_eq!(standby.full_lists(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_no_pod_changes_a_new_leader_lists_once_more() {
+    let standby = Standby::synced().await;
+    standby.succeeds().await;
+    standby.other_changes();
+    standby.leads();
+    standby.until("it acts", || standby.is_open()).await;
+    assert_eq!(standby.full_lists(), 3);
+    // Nothing is listed after that.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(standby.full_lists(), 3);
+}

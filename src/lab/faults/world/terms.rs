@@ -8,6 +8,7 @@ pub struct ActingTerm {
     client: String,
     epoch: String,
     term: u64,
+    takeover: u64,
 }
 
 impl ActingTerm {
@@ -22,7 +23,12 @@ impl FaultyCluster {
         let replica = self.replicas[self.acting()?].as_ref()?;
         let leadership = &replica.service.leadership;
         let epoch = leadership.epoch()?.to_string();
-        Some(ActingTerm { client: replica.client.clone(), epoch, term: leadership.term() })
+        Some(ActingTerm {
+            client: replica.client.clone(),
+            epoch,
+            term: leadership.term(),
+            takeover: leadership.takeover(),
+        })
     }
 
     /// Which replica acts now.
