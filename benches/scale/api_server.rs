@@ -1,6 +1,6 @@
 //! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
-//! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten; watches stay open
-//! and show nothing. `/bench/holder/NAME` sets the holder of its Lease.
+//! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten. Watches stay open;
+//! that of pods shows one that changes, as there is one in any cluster. `/bench/holder/NAME` sets the holder of its Lease.
 
 use crate::cluster::{BenchCluster, ObjectTemplate};
 use axum::Router;
@@ -16,9 +16,12 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Says in the environment of this program that it is this server, and of which nodes and pods: `NODES/PODS`.
 pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
+/// How often a pod changes.
+const POD_CHANGES_EVERY: Duration = Duration::from_millis(100);
 /// The host name with which `stowage serve` looks for itself in the Lease.
 pub const REPLICA: &str = "bench-0";
 
@@ -29,8 +32,16 @@ struct ApiServer {
     pod: ObjectTemplate,
     /// Its holder, and how often that changed.
     lease: Mutex<(String, u32)>,
+    started: Instant,
     /// Paths of what was written.
     written: Mutex<BTreeSet<String>>,
+}
+
+impl ApiServer {
+    /// The resourceVersion now: in every millisecond something changes.
+    fn revision(&self) -> u128 {
+        100 + self.started.elapsed().as_millis()
+    }
 }
 
 #[derive(Deserialize)]
@@ -52,6 +63,7 @@ pub fn serve(asked: &str) {
         cluster,
         pods,
         lease: Mutex::new((format!("{REPLICA}_1"), 1)),
+        started: Instant::now(),
         written: Mutex::default(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -79,26 +91,30 @@ fn router(server: Arc<ApiServer>) -> Router {
 
 async fn nodes(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
     let page = |place, out: &mut Vec<u8>| server.cluster.write_node(&server.node, place, out);
-    list("Node", &query, server.cluster.nodes(), page)
+    if query.watch == Some(true) {
+        return silence();
+    }
+    list("Node", &query, server.revision(), server.cluster.nodes(), page)
 }
 
 async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
     let page = |place, out: &mut Vec<u8>| server.cluster.write_resident(&server.pod, place, out);
-    list("Pod", &query, server.pods, page)
+    if query.watch == Some(true) {
+        return changing_pod(server.clone());
+    }
+    list("Pod", &query, server.revision(), server.pods, page)
 }
 
 fn list(
     kind: &str,
     query: &ListQuery,
+    revision: u128,
     count: usize,
     write: impl Fn(usize, &mut Vec<u8>) -> io::Result<()>,
 ) -> Response {
-    if query.watch == Some(true) {
-        return silence();
-    }
     let from = query.from.unwrap_or(0);
     let to = count.min(from + query.limit.unwrap_or(count));
-    let mut metadata = json!({"resourceVersion": "100"});
+    let mut metadata = json!({"resourceVersion": revision.to_string()});
     if to < count {
         metadata["continue"] = json!(to.to_string());
     }
@@ -112,6 +128,25 @@ fn list(
     }
     page.extend_from_slice(b"]}");
     ([(header::CONTENT_TYPE, "application/json")], page).into_response()
+}
+
+/// A watch of pods, of which one that requests no GPU changes.
+fn changing_pod(server: Arc<ApiServer>) -> Response {
+    let changes = futures::stream::unfold(tokio::time::interval(POD_CHANGES_EVERY), move |mut interval| {
+        let server = server.clone();
+        async move {
+            interval.tick().await;
+            let metadata = json!({
+                "name": "changing", "namespace": "default", "uid": "changing",
+                "resourceVersion": server.revision().to_string(),
+            });
+            let pod =
+                json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}});
+            let event = format!("{}\n", json!({"type": "MODIFIED", "object": pod}));
+            Some((Ok::<_, Infallible>(Bytes::from(event)), interval))
+        }
+    });
+    Body::from_stream(changes).into_response()
 }
 
 /// A watch of what does not change.
