@@ -1,6 +1,7 @@
 //! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
 //! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten. Watches stay open;
-//! that of pods shows one that changes, as there is one in any cluster. `/bench/holder/NAME` sets the holder of its Lease.
+//! that of pods shows one that changes, as there always is one in a cluster of this size. `/bench/holder/NAME` sets the holder of
+//! its Lease.
 
 use crate::cluster::{BenchCluster, ObjectTemplate};
 use axum::Router;

@@ -54,13 +54,14 @@ pub async fn pods(client: Client, feed: WatchFeed) {
         page: PAGE,
     };
     let mut moving = feed.service.moving.seen();
+    let mut takeovers = feed.service.leadership.takeovers();
     loop {
         tokio::select! {
             // In this order, so that a simulation is reproducible.
             biased;
             () = watch(client.clone(), &feed, "pods", handler()) => return,
             () = moving.changed() => tracing::info!("listing pods again: the policy moves pods from now on (planning.consolidation)"),
-            () = stays_behind(&client, &feed) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
+            () = stays_behind(&client, &feed, &mut takeovers) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
         }
     }
 }
@@ -131,7 +132,7 @@ enum WatchEnd {
     Retry,
     /// What it showed is not reliable any more: it starts again, after a pause.
     RelistAfterPause,
-    /// It starts again at once: this replica becomes leader, or its ledger is not reliable any more.
+    /// It starts again at once: this replica has taken the Lease, or its ledger is not reliable any more.
     RelistNow,
     /// The API server does not have the resource.
     NotServed,

@@ -2,8 +2,8 @@
 //! the cluster's state.
 //!
 //! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
-//! leadership closes, and everything is relisted into an empty state; if Bindings are under way, only once they have landed. This
-//! module does not know what else the state contains.
+//! leadership closes, and everything is relisted into an empty state; if Bindings are under way, leadership opens only once they
+//! have landed. This module does not know what else the state contains.
 
 use super::{Service, Tenure};
 use crate::recording::answer::Asked;

@@ -105,7 +105,7 @@ impl Leadership {
     }
 
     /// The ledger is discarded, and with it the record of the Bindings that were sent and not answered. This replica acts again
-    /// when none of them can take effect any more, as the successor of another leader does, and relists the cluster then.
+    /// when none of them can take effect any more, as the successor of another leader does, and relists the cluster meanwhile.
     pub(super) fn succeed_itself(&self) {
         let mut held = self.tenure.lock();
         let landing = *self.latest_landing.get_or_init(|| WriteTimes::default().latest_landing());
@@ -128,8 +128,9 @@ impl Leadership {
         matches!(*self.tenure.lock(), Tenure::Succeeding { .. })
     }
 
-    /// Sets the tenure. A replica that takes the Lease relists, while it waits for the last landing of earlier writes; one that
-    /// begins to lead, or leads in another epoch, has to be shown those. Returns whether it leads.
+    /// Sets the tenure. A replica that takes the Lease relists while it waits for the last landing of earlier writes; one that
+    /// leads without such a wait relists then. Whoever begins to lead, or leads in another epoch, has to be shown all that was
+    /// written by then. Returns whether this replica leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();
         let tenure = self.not_too_early(tenure);

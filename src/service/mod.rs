@@ -339,7 +339,7 @@ impl Service {
         self.namespaces_known.load(Ordering::Acquire)
     }
 
-    /// Sets what the Lease says of this replica. A new leader relists before it acts.
+    /// Sets what the Lease says of this replica. What a new leader has seen before does not make it act.
     pub fn set_tenure(&self, tenure: Tenure) {
         if self.leadership.set_tenure(tenure) {
             return;

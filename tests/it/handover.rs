@@ -217,7 +217,7 @@ async fn b3_a_binding_that_lands_after_the_next_leader_has_listed_is_known_befor
     let x = create(&server, "x", 0);
     let a = LeasedReplica::acting(&server, "a").await;
     // It waits for long enough that all of this happens meanwhile.
-    let b = LeasedReplica::start_with(&server, "b", WriteTimes::of(Duration::from_secs(3)));
+    let b = LeasedReplica::start_with(&server, "b", WriteTimes::default());
     let leadership = &b.service.leadership;
     eventually("b has listed", || leadership.is_synced()).await;
     let before = leadership.term();

@@ -52,6 +52,16 @@ impl ClusterIndex {
         self.pods_shown.caught_up
     }
 
+    /// Whether it knows what happened to pods by this takeover, or the list that is in progress will show it.
+    pub fn will_know_pods_of(&self, takeover: u64) -> bool {
+        self.pods_shown.caught_up >= takeover || self.pods_shown.listed_after >= takeover
+    }
+
+    /// The newest resourceVersion that the latest list of pods, or the watch after it, has shown; zero if none.
+    pub fn pods_version(&self) -> u64 {
+        self.pods_shown.version
+    }
+
     /// A list of pods has ended, and none is in progress.
     pub fn has_listed_pods(&self) -> bool {
         self.pods_list.is_complete && !self.is_listing_pods
@@ -109,6 +119,8 @@ mod tests {
     fn a_list_shows_nothing_of_a_takeover_before_its_end() {
         let service = Service::new(Policy::default());
         let mut index = ClusterIndex::default();
+        // One that ended before shows nothing either.
+        index.reset_pods(&service, &[pod("7")]);
         index.expect_pods_up_to(1, 9);
         index.begin_pods(&service);
         index.apply_pod(&service, &pod("12"));

@@ -199,9 +199,14 @@ fn set_tenure(service: &Service, tenure: Tenure) {
         Tenure::Standby => tracing::info!("this replica stops acting"),
         Tenure::Succeeding { from } => {
             let seconds = from.since(service.now()).0.div_ceil(1000);
-            tracing::info!(seconds, "this replica leads; it waits until no earlier write can take effect")
+            tracing::info!(
+                seconds,
+                "this replica is about to lead: it waits until no earlier write can take effect"
+            )
         }
-        Tenure::Leading { epoch, .. } => tracing::info!(%epoch, "this replica acts from now on"),
+        Tenure::Leading { epoch, .. } => {
+            tracing::info!(%epoch, "this replica leads from now on, and acts once its watches are up to date")
+        }
     }
 }
 

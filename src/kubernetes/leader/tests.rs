@@ -51,7 +51,7 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
     });
     assert!(!service.leadership.is_leading());
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
-    assert_eq!((count("acts from now on"), count("no earlier write can take effect")), (0, 1), "{lines:#?}");
+    assert_eq!((count("leads from now on"), count("no earlier write can take effect")), (0, 1), "{lines:#?}");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn each_change_of_tenure_is_logged_once() {
             (0..2).for_each(|_| set_tenure(&service, tenure.clone()));
         }
     });
-    let texts = ["seconds=16", "acts from now on", "stops acting"];
+    let texts = ["seconds=16", "leads from now on", "stops acting"];
     assert_eq!(lines.len(), texts.len(), "{lines:#?}");
     lines.iter().zip(texts).for_each(|(line, text)| assert!(line.contains(text), "{line}"));
 }

@@ -1,10 +1,10 @@
 //! What a new leader waits for before it acts: that the watch of pods has shown what earlier leaders wrote.
 //!
 //! It has listed pods while it waited for the last landing of those writes. This list serves if the watch after it is up to date,
-//! which shows within milliseconds where pods change. Where none changes, or the watch lags, pods are listed once more.
+//! which shows within milliseconds where pods change all the time. Where none changes, pods are listed once more.
 
 use super::WatchFeed;
-use crate::kubernetes::request::within;
+use crate::service::SeenCount;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -13,12 +13,14 @@ use std::time::Duration;
 /// How long the watch of pods may show nothing new before they are listed.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// In which the resourceVersion has to be read. An API server whose cache lags answers after three seconds.
+const READ_WITHIN: Duration = Duration::from_secs(5);
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// Ends when this replica has begun to lead and the watch of pods does not show that it is up to date.
-pub async fn stays_behind(client: &Client, feed: &WatchFeed) {
-    let mut takeovers = feed.service.leadership.takeovers();
+/// Ends when this replica has begun to lead and the watch of pods does not show that it is up to date. A list that begins from
+/// then on is.
+pub async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &mut SeenCount) {
+    takeovers.changed().await;
     loop {
         let takeover = takeovers.see();
         tokio::select! {
@@ -30,47 +32,44 @@ pub async fn stays_behind(client: &Client, feed: &WatchFeed) {
     }
 }
 
-/// The same for one takeover: never ends if the watch has shown what happened to pods by then.
+/// The same for one takeover: never ends if the watch has shown what happened to pods by then, or a new list will.
 async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64) {
-    if feed.has_caught_up(takeover) {
-        return std::future::pending().await;
+    let mut shown = feed.index.lock().pods_version();
+    let version = newest_version(client).await;
+    // Where resourceVersions went back, as after a restore of etcd, what is known is of another history.
+    if let Some(version) = version.filter(|version| *version >= shown) {
+        feed.expect_pods_up_to(takeover, version);
     }
-    // A resourceVersion that is no number is compared with none.
-    let Some(version) = newest_version(client).await else { return };
-    feed.expect_pods_up_to(takeover, version);
     let mut silent_for = Duration::ZERO;
     while silent_for < PATIENCE {
-        if feed.has_caught_up(takeover) {
+        if feed.index.lock().will_know_pods_of(takeover) {
             return std::future::pending().await;
         }
         tokio::time::sleep(LOOK_EVERY).await;
-        // A list takes as long as it takes.
-        silent_for = match feed.index.lock().has_listed_pods() {
-            true => silent_for + LOOK_EVERY,
-            false => Duration::ZERO,
-        };
+        let index = feed.index.lock();
+        let is_silent = index.has_listed_pods() && index.pods_version() == shown;
+        silent_for = if is_silent { silent_for + LOOK_EVERY } else { Duration::ZERO };
+        shown = index.pods_version();
     }
 }
 
-/// The resourceVersion of the pods as they are now. A list without a resourceVersion of its own is never older than the request.
+/// The resourceVersion of the pods as they are now; `None` if it could not be read, or is no number. A list that asks for no
+/// resourceVersion is never older than its request.
 async fn newest_version(client: &Client) -> Option<u64> {
     let (pods, one) = (Api::<Pod>::all(client.clone()), ListParams::default().limit(1));
-    loop {
-        match within(REQUEST_TIMEOUT, pods.list(&one)).await {
-            Ok(list) => return list.metadata.resource_version?.parse().ok(),
-            Err(error) => {
-                tracing::warn!(%error, "could not read the resourceVersion of pods, and tries again");
-                tokio::time::sleep(RETRY_AFTER).await;
+    let reading = async {
+        loop {
+            match pods.list(&one).await {
+                Ok(list) => return list.metadata.resource_version?.parse().ok(),
+                Err(error) => tracing::warn!(%error, "could not read the resourceVersion of the pods"),
             }
+            tokio::time::sleep(RETRY_AFTER).await;
         }
-    }
+    };
+    tokio::time::timeout(READ_WITHIN, reading).await.ok().flatten()
 }
 
 impl WatchFeed {
-    fn has_caught_up(&self, takeover: u64) -> bool {
-        self.index.lock().pods_caught_up() >= takeover
-    }
-
     fn expect_pods_up_to(&self, takeover: u64, version: u64) {
         let mut index = self.index.lock();
         index.expect_pods_up_to(takeover, version);

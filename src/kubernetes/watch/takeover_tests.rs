@@ -18,6 +18,8 @@ struct PodsServed {
     revision: u64,
     /// The limit that each list asked for.
     lists: Vec<u32>,
+    /// What lists of one pod say of the resourceVersion, in place of the latest. `Some(None)`: they are not answered.
+    said: Option<Option<&'static str>>,
     watches: Vec<mpsc::UnboundedSender<Result<String, std::io::Error>>>,
 }
 
@@ -76,8 +78,14 @@ impl Standby {
     fn pod_changes(&self) {
         let mut served = self.served.lock();
         served.revision += 1;
-        let event = json!({ "type": "MODIFIED", "object": pod(served.revision) });
-        served.watches.retain(|watch| watch.send(Ok(format!("{event}\n"))).is_ok());
+        let revision = served.revision;
+        drop(served);
+        self.shows(revision);
+    }
+
+    fn shows(&self, revision: u64) {
+        let event = json!({ "type": "MODIFIED", "object": pod(revision) });
+        self.served.lock().watches.retain(|watch| watch.send(Ok(format!("{event}\n"))).is_ok());
     }
 
     /// Something else changes, such as a Lease.
@@ -119,8 +127,19 @@ fn answer(
         let lines = futures::stream::poll_fn(move |context| shown.poll_recv(context));
         return Ok(Response::new(Body::from_stream(lines)));
     }
-    served.lists.push(parameter("limit").map_or(0, |limit| limit.parse().expect("a number")));
-    let list = json!({ "metadata": { "resourceVersion": served.revision.to_string() }, "items": [pod(7)] });
+    let limit: u32 = parameter("limit").map_or(0, |limit| limit.parse().expect("a number"));
+    served.lists.push(limit);
+    let mut version = served.revision.to_string();
+    match served.said {
+        Some(None) if limit == 1 => {
+            return Ok(Response::new(Body::from_stream(
+                futures::stream::pending::<std::io::Result<String>>(),
+            )));
+        }
+        Some(Some(said)) if limit == 1 => version = said.to_owned(),
+        _ => {}
+    }
+    let list = json!({ "metadata": { "resourceVersion": version }, "items": [pod(7)] });
     Ok(Response::new(Body::from(list.to_string())))
 }
 
@@ -155,9 +174,8 @@ async fn a_new_leader_does_not_act_before_its_watch_shows_the_last_write_of_anot
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!standby.is_open());
     }
-    let late = json!({ "type": "MODIFIED", "object": pod(standby.served.lock().revision) });
-    let shown = |watch: &mpsc::UnboundedSender<_>| watch.send(Ok(format!("{late}\n"))).is_ok();
-    assert!(standby.served.lock().watches.iter().any(shown));
+    let latest = standby.served.lock().revision;
+    standby.shows(latest);
     standby.until("it acts", || standby.is_open()).await;
     assert_eq!(standby.full_lists(), 2);
 }
@@ -173,4 +191,36 @@ async fn where_no_pod_changes_a_new_leader_lists_once_more() {
     // Nothing is listed after that.
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(standby.full_lists(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_listed_once_more_where_their_resource_version_says_nothing() {
+    // It is no number, is that of a history before a restore of etcd, or is not answered.
+    for said in [Some("a"), Some(""), Some("3"), None] {
+        let standby = Standby::synced().await;
+        standby.succeeds().await;
+        standby.served.lock().said = Some(said);
+        standby.leads();
+        standby.pod_changes();
+        assert!(!standby.is_open(), "{said:?}");
+        standby.until("it acts", || standby.is_open()).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(standby.full_lists(), 3, "{said:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_lags_and_goes_on_is_waited_for() {
+    let standby = Standby::synced().await;
+    standby.succeeds().await;
+    let behind = standby.served.lock().revision;
+    standby.served.lock().revision += 100;
+    standby.leads();
+    for step in 1..=100 {
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        assert!(!standby.is_open(), "it has shown {} of 100 changes", step - 1);
+        standby.shows(behind + step);
+    }
+    standby.until("it acts", || standby.is_open()).await;
+    assert_eq!(standby.full_lists(), 2);
 }
