@@ -1,19 +1,19 @@
 //! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
 //! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten. Watches stay open;
-//! that of pods shows one that changes, as there always is one in a cluster of this size. `/bench/holder/NAME` sets the holder of
-//! its Lease.
+//! that of pods shows one that changes, as there always is one in a cluster of this size. `/bench/holder/LEASE/NAME` sets
+//! the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has had its holder.
 
 use crate::cluster::{BenchCluster, ObjectTemplate};
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, put};
+use axum::routing::{any, get, post, put};
+use axum::{Json, Router};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Says in the environment of this program that it is this server, and of which nodes and pods: `NODES/PODS`.
 pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
+/// Its Lease is renewed all the time.
+pub const KUBE_SCHEDULERS: &str = "kube-scheduler";
 /// How often a pod changes.
 const POD_CHANGES_EVERY: Duration = Duration::from_millis(100);
 /// The host name with which `stowage serve` looks for itself in the Lease.
@@ -31,18 +33,35 @@ struct ApiServer {
     pods: usize,
     node: ObjectTemplate,
     pod: ObjectTemplate,
-    /// Its holder, and how often that changed.
-    lease: Mutex<(String, u32)>,
+    /// By their names.
+    leases: Mutex<BTreeMap<String, HeldLease>>,
     started: Instant,
     /// Paths of what was written.
     written: Mutex<BTreeSet<String>>,
 }
 
 impl ApiServer {
+    fn store(&self, mut lease: Value) -> Value {
+        let holder = |lease: &Value| lease["spec"]["holderIdentity"].clone();
+        let name = lease["metadata"]["name"].as_str().expect("a Lease has a name").to_owned();
+        lease["metadata"]["uid"] = json!("lease");
+        let mut leases = self.leases.lock();
+        let before = leases.get(&name).filter(|held| holder(&held.lease) == holder(&lease));
+        let since = before.map_or_else(Instant::now, |held| held.since);
+        leases.insert(name, HeldLease { lease: lease.clone(), since });
+        lease
+    }
+
     /// The resourceVersion now: in every millisecond something changes.
     fn revision(&self) -> u128 {
         100 + self.started.elapsed().as_millis()
     }
+}
+
+struct HeldLease {
+    lease: Value,
+    /// Since when it has had its holder.
+    since: Instant,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +82,7 @@ pub fn serve(asked: &str) {
         pod: cluster.resident_template(),
         cluster,
         pods,
-        lease: Mutex::new((format!("{REPLICA}_1"), 1)),
+        leases: Mutex::new([(KUBE_SCHEDULERS.to_owned(), kube_schedulers())].into()),
         started: Instant::now(),
         written: Mutex::default(),
     });
@@ -79,8 +98,13 @@ fn router(server: Arc<ApiServer>) -> Router {
     Router::new()
         .route("/api/v1/nodes", get(nodes))
         .route("/api/v1/pods", get(pods))
-        .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}", get(lease))
-        .route("/bench/holder/{name}", put(hold))
+        .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", post(store_lease))
+        .route(
+            "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}",
+            get(lease).put(store_lease),
+        )
+        .route("/bench/holder/{lease}/{name}", put(hold))
+        .route("/bench/held/{lease}", get(held))
         .route(
             "/bench/written",
             get(async |State(server): State<Arc<ApiServer>>| server.written.lock().len().to_string()),
@@ -155,25 +179,42 @@ fn silence() -> Response {
     Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>()).into_response()
 }
 
-async fn lease(
-    State(server): State<Arc<ApiServer>>,
-    Path((namespace, name)): Path<(String, String)>,
-) -> Response {
-    let (holder, transitions) = server.lease.lock().clone();
-    let now = jiff::Timestamp::now().to_string();
-    json_of(&json!({
+/// The replica's kube-scheduler holds it.
+fn kube_schedulers() -> HeldLease {
+    let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-        "metadata": {"name": name, "namespace": namespace, "uid": "lease", "resourceVersion": "1"},
-        "spec": {
-            "holderIdentity": holder, "leaseTransitions": transitions, "leaseDurationSeconds": 15,
-            "acquireTime": now, "renewTime": now,
-        },
-    }))
+        "metadata": {"name": KUBE_SCHEDULERS, "namespace": "kube-system", "uid": "lease"},
+        "spec": {"holderIdentity": format!("{REPLICA}_1"), "leaseTransitions": 1, "leaseDurationSeconds": 15},
+    });
+    HeldLease { lease, since: Instant::now() }
 }
 
-async fn hold(State(server): State<Arc<ApiServer>>, Path(name): Path<String>) {
-    let mut lease = server.lease.lock();
-    *lease = (name, lease.1 + 1);
+async fn lease(State(server): State<Arc<ApiServer>>, Path((_, name)): Path<(String, String)>) -> Response {
+    let Some(mut lease) = server.leases.lock().get(&name).map(|held| held.lease.clone()) else {
+        let absent = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404});
+        return (StatusCode::NOT_FOUND, json_of(&absent)).into_response();
+    };
+    if name == KUBE_SCHEDULERS {
+        // It is renewed all the time.
+        lease["spec"]["renewTime"] = json!(jiff::Timestamp::now());
+    }
+    json_of(&lease)
+}
+
+/// A replica takes its own Lease, or renews it.
+async fn store_lease(State(server): State<Arc<ApiServer>>, Json(lease): Json<Value>) -> Response {
+    json_of(&server.store(lease))
+}
+
+async fn hold(State(server): State<Arc<ApiServer>>, Path((lease, name)): Path<(String, String)>) {
+    let mut lease = server.leases.lock()[&lease].lease.clone();
+    lease["spec"]["holderIdentity"] = json!(name);
+    lease["spec"]["leaseTransitions"] = json!(lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0) + 1);
+    server.store(lease);
+}
+
+async fn held(State(server): State<Arc<ApiServer>>, Path(lease): Path<String>) -> String {
+    server.leases.lock()[&lease].since.elapsed().as_millis().to_string()
 }
 
 /// Lists of other kinds are empty, and writes succeed.

@@ -57,8 +57,8 @@ fn main() {
     let nodes = asked.first().copied().unwrap_or(NODES);
     let pods = asked.get(1).copied().unwrap_or(PODS.min(nodes * 16));
     println!("{nodes} nodes × 8 GPUs, {pods} pods");
-    let empty = Replica::start(nodes, 0).process.resident_mib();
-    let replica = Replica::start(nodes, pods);
+    let empty = Replica::start(nodes, 0, LeadWith::KubeScheduler).process.resident_mib();
+    let replica = Replica::start(nodes, pods, LeadWith::KubeScheduler);
     memory(&replica, empty, nodes, pods);
     let cluster = BenchCluster::new(nodes, 0);
     let asking = Asking::new(&cluster, &replica.process.addresses[0]);
@@ -76,6 +76,31 @@ fn main() {
         written <= REPORTING,
         "{written} objects are written; only the agents that report say another capacity than their nodes"
     );
+    drop(replica);
+    fail_over(&Replica::start(nodes, pods, LeadWith::Lease));
+}
+
+/// Whose Lease says which replica leads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum LeadWith {
+    KubeScheduler,
+    Lease,
+}
+
+impl LeadWith {
+    fn flag(self) -> &'static str {
+        match self {
+            Self::KubeScheduler => "--lead-with=kube-scheduler",
+            Self::Lease => "--lead-with=lease",
+        }
+    }
+
+    fn lease(self) -> &'static str {
+        match self {
+            Self::KubeScheduler => api_server::KUBE_SCHEDULERS,
+            Self::Lease => "stowage",
+        }
+    }
 }
 
 /// A `stowage serve` that leads, and the API server that it reads.
@@ -84,10 +109,11 @@ struct Replica {
     api: String,
     _api_server: ServeProcess,
     folder: tempfile::TempDir,
+    lead_with: LeadWith,
 }
 
 impl Replica {
-    fn start(nodes: usize, pods: usize) -> Self {
+    fn start(nodes: usize, pods: usize, lead_with: LeadWith) -> Self {
         let this = std::env::current_exe().expect("this program has a path");
         let mut api_server = Command::new(this);
         let api_server = ServeProcess::start(
@@ -111,6 +137,7 @@ impl Replica {
                 ])
                 .args(["--identity", api_server::REPLICA, "--agents-auth", "none", "--kubeconfig"])
                 .arg(folder.path().join("kubeconfig"))
+                .arg(lead_with.flag())
                 .arg("--policy")
                 .arg(folder.path().join("policy.yaml"))
                 .env("RUST_LOG", "stowage::serve=info,warn")
@@ -119,7 +146,7 @@ impl Replica {
                 .env("MIMALLOC_ALLOW_THP", "0"),
             &["the scheduler: http://", "agents: http://", "operators: http://"],
         );
-        let replica = Self { process, api, _api_server: api_server, folder };
+        let replica = Self { process, api, _api_server: api_server, folder, lead_with };
         until(|| replica.is_open());
         println!("from its start to the first answer: {:.1} s", started.elapsed().as_secs_f64());
         replica
@@ -127,6 +154,13 @@ impl Replica {
 
     fn is_open(&self) -> bool {
         self.readiness().starts_with("ok\n")
+    }
+
+    /// For how many seconds the Lease has had its holder.
+    fn held_for(&self) -> f64 {
+        let lease = self.lead_with.lease();
+        let held: f64 = get(&self.api, &format!("/bench/held/{lease}")).parse().expect("a number");
+        held / 1e3
     }
 
     fn readiness(&self) -> String {
@@ -229,22 +263,25 @@ fn in_force(replica: &Replica) -> String {
     page.split("\"digest\":").nth(1).map(|digest| digest.chars().take(24).collect()).expect("a digest")
 }
 
-/// The Lease passes to another replica and comes back. From then on this one lists the cluster while it waits until nothing of the
-/// other can land any more, which depends on no size; after that its watch has to catch up.
+/// The Lease passes to another replica and comes back: kube-scheduler's at once, Stowage's own when it has run out. From then on
+/// this replica lists the cluster while it waits until nothing of the other can land any more, which depends on no size; after
+/// that its watch has to catch up.
 fn fail_over(replica: &Replica) {
-    let hold = |name: &str| drop(request("PUT", &replica.api, &format!("/bench/holder/{name}")));
+    let lease = replica.lead_with.lease();
+    let hold = |name: &str| drop(request("PUT", &replica.api, &format!("/bench/holder/{lease}/{name}")));
     hold("another_1");
     until(|| !replica.is_open());
-    hold(&format!("{}_2", api_server::REPLICA));
-    let held = Instant::now();
+    if replica.lead_with == LeadWith::KubeScheduler {
+        hold(&format!("{}_2", api_server::REPLICA));
+    }
     until(|| replica.readiness().contains("is about to lead"));
     until(|| !replica.readiness().contains("is about to lead"));
-    let led = held.elapsed();
+    let led = replica.held_for();
     until(|| replica.is_open());
     println!(
-        "fail-over, from the Lease on: it leads after {:.1} s, and answers after {:.1} s",
-        led.as_secs_f64(),
-        held.elapsed().as_secs_f64()
+        "fail-over ({}), from the Lease on: it leads after {led:.1} s, and answers after {:.1} s",
+        replica.lead_with.flag(),
+        replica.held_for()
     );
 }
 
