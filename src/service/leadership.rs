@@ -309,6 +309,26 @@ mod tests {
     }
 
     #[test]
+    fn a_replica_that_succeeds_itself_lists_once_and_has_to_be_shown_what_it_wrote() {
+        let leadership = leadership();
+        leadership.set_tenure(leading(&leadership, "a", 100));
+        leadership.set_synced_in(1, 1);
+        leadership.succeed_itself();
+        leadership.set_tenure(leading(&leadership, "a", 100));
+        assert!(leadership.is_succeeding(), "it holds the Lease all the time");
+        leadership.set_synced_in(leadership.term(), leadership.takeover());
+        assert_eq!((leadership.term(), leadership.is_open()), (2, false));
+        let landed = leadership.clock.now() + Millis::seconds(16);
+        let leadership =
+            Leadership { clock: Clock { stopped_at: Some(landed), ..leadership.clock }, ..leadership };
+        leadership.set_tenure(leading(&leadership, "a", 100));
+        assert_eq!((leadership.term(), leadership.takeover()), (2, 2));
+        assert!(!leadership.is_open());
+        leadership.set_synced_in(2, 2);
+        assert!(leadership.is_open());
+    }
+
+    #[test]
     fn no_reader_sees_the_lists_of_one_term_and_the_leadership_of_the_next() {
         let leadership = leadership();
         let (is_over, seen) = (AtomicBool::default(), AtomicU64::default());
