@@ -29,6 +29,7 @@ use cluster::BenchCluster;
 use connection::KeptConnection;
 use filters::Asking;
 use node::{Caches, ReportingNode};
+use samples::Samples;
 use server::ServeProcess;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -47,6 +48,8 @@ const CHANGES: usize = 3;
 const REPORTING: usize = 2000;
 /// At which all agents of a large cluster report.
 const REPORTS_PER_AGENT: f64 = 0.1;
+const ROUNDS: u32 = 3;
+const CONNECTIONS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(600);
 
 fn main() {
@@ -65,6 +68,7 @@ fn main() {
     println!("\n{}", filters::HEADING);
     asking.row("nothing", || std::thread::sleep(QUIET));
     report_once(&replica, &asking);
+    all_report(&replica, &asking);
     pages(&replica, &asking);
     policy_changes(&replica, &asking);
     lock_waits(&replica);
@@ -73,8 +77,8 @@ fn main() {
     println!("at most resident, after a fail-over: {} MiB", replica.process.peak_mib());
     let written: usize = get(&replica.api, "/bench/written").parse().expect("a number");
     assert!(
-        written <= REPORTING,
-        "{written} objects are written; only the agents that report say another capacity than their nodes"
+        written <= nodes,
+        "{written} objects are written; only the agents say another capacity than their nodes"
     );
     drop(replica);
     fail_over(&Replica::start(nodes, pods, LeadWith::Lease));
@@ -207,6 +211,62 @@ fn report_once(replica: &Replica, asking: &Asking<'_>) {
         cost * asking.cluster.nodes() as f64 * REPORTS_PER_AGENT
     );
     println!("{}", filters::HEADING);
+}
+
+/// All agents report, each once in ten seconds. They share a few connections: from one address there are no ports for more than
+/// some 28,000.
+fn all_report(replica: &Replica, asking: &Asking<'_>) {
+    let nodes = asking.cluster.nodes();
+    // Their agents have started again since the reports before.
+    let mut agents: Vec<ReportingNode> = (0..nodes).map(|place| ReportingNode::new(place, 1)).collect();
+    let round = Duration::from_secs_f64(1.0 / REPORTS_PER_AGENT);
+    report_for(&mut agents, 1, round, &replica.process.addresses[1]);
+    let (latencies, cpu) = asking.row("all agents report", || {
+        let before = replica.process.cpu();
+        let latencies = report_for(&mut agents, ROUNDS, round, &replica.process.addresses[1]);
+        (latencies, replica.process.cpu() - before)
+    });
+    println!(
+        "\n{} reports of {nodes} agents, each once in {:.0} s: {:.2} cores, answered after {:.2} ms (p50), {:.1} ms (p99), {:.0} ms (the \
+         longest, from when it was due)\n",
+        latencies.count(),
+        round.as_secs_f64(),
+        cpu.as_secs_f64() / (round * ROUNDS).as_secs_f64(),
+        latencies.percentile(50) / 1e3,
+        latencies.percentile(99) / 1e3,
+        latencies.longest() / 1e3,
+    );
+    println!("{}", filters::HEADING);
+}
+
+/// Every agent reports once in each round. How long each answer took from when the report was due.
+fn report_for(agents: &mut [ReportingNode], rounds: u32, round: Duration, address: &str) -> Samples {
+    let each = agents.len().div_ceil(CONNECTIONS);
+    let started = Instant::now();
+    let mut all = Samples::default();
+    std::thread::scope(|threads| {
+        let parts: Vec<_> = agents
+            .chunks_mut(each)
+            .map(|agents| {
+                threads.spawn(move || {
+                    let (mut samples, mut connection) = (Samples::default(), KeptConnection::to(address));
+                    let count = agents.len();
+                    for nth in 0..rounds as usize * count {
+                        let report = agents[nth % count].next(Caches::Jittering);
+                        let due = started + round.mul_f64(nth as f64 / count as f64);
+                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                        post_all(&mut connection, std::slice::from_ref(&report));
+                        samples.add(due.elapsed());
+                    }
+                    samples
+                })
+            })
+            .collect();
+        for part in parts {
+            all.append(part.join().expect("every report is accepted"));
+        }
+    });
+    all
 }
 
 fn post_all(connection: &mut KeptConnection, reports: &[Vec<u8>]) {
