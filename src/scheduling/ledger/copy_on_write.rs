@@ -140,12 +140,15 @@ impl NodeMap {
 
     /// Nodes that are others, or are not there, in a copy that was made earlier.
     pub(super) fn changed_since<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a NodeName> {
-        let is_same = |node_state: &Arc<NodeState>| {
-            let known = earlier.get_shared(&node_state.view().name);
-            known.is_some_and(|known| Arc::ptr_eq(known, node_state))
+        // Most often a node has the same place in both, and no name is compared.
+        let is_same = |place: usize, node_state: &Arc<NodeState>| {
+            let is_it = |known: &Arc<NodeState>| Arc::ptr_eq(known, node_state);
+            earlier.nodes.get(place).is_some_and(is_it)
+                || earlier.get_shared(&node_state.view().name).is_some_and(is_it)
         };
         let unshared = self.nodes.unshared_with(&earlier.nodes);
-        unshared.filter(move |node_state| !is_same(node_state)).map(|node_state| &node_state.view().name)
+        let changed = unshared.filter(move |(place, node_state)| !is_same(*place, node_state));
+        changed.map(|(_, node_state)| &node_state.view().name)
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &NodeState> {
@@ -237,5 +240,20 @@ mod tests {
         assert_eq!([pods(&nodes, 5), pods(&nodes, 6), pods(&nodes, 7)], [None, Some(2), Some(1)]);
         assert_eq!([pods(&copy, 5), pods(&copy, 6)], [Some(1), Some(1)]);
         assert_eq!((nodes.iter().count(), copy.iter().count()), (299, 300));
+    }
+
+    #[test]
+    fn nodes_that_changed_are_told_although_others_came_before_them() {
+        let name = |n: u32| NodeName::parse(&format!("n{n:03}")).unwrap();
+        let mut nodes = NodeMap::default();
+        (10..400).for_each(|n| _ = nodes.open(&name(n)));
+        let earlier = nodes.clone();
+        assert_eq!(nodes.changed_since(&earlier).count(), 0);
+        nodes.open(&name(0));
+        nodes.get_mut(&name(50)).unwrap();
+        nodes.remove(&name(51));
+        nodes.get_mut(&name(399)).unwrap();
+        let changed: Vec<_> = nodes.changed_since(&earlier).cloned().collect();
+        assert_eq!(changed, [name(0), name(50), name(399)]);
     }
 }

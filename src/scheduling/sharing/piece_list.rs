@@ -50,11 +50,12 @@ impl<T> PieceList<T> {
         found.map(|place| self.starts[piece] + place).map_err(|place| self.starts[piece] + place)
     }
 
-    /// The elements of pieces that another list does not share.
-    pub fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a T> {
+    /// The elements of pieces that another list does not share, each with its place.
+    pub fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (usize, &'a T)> {
         let theirs: BTreeSet<*const Vec<T>> = other.pieces.iter().map(Arc::as_ptr).collect();
-        let own = self.pieces.iter().filter(move |piece| !theirs.contains(&Arc::as_ptr(piece)));
-        own.flat_map(|piece| piece.iter())
+        let own = self.pieces.iter().zip(&self.starts);
+        let own = own.filter(move |(piece, _)| !theirs.contains(&Arc::as_ptr(piece)));
+        own.flat_map(|(piece, start)| (*start..).zip(piece.iter()))
     }
 
     /// The piece of an element, and its place there.
@@ -256,6 +257,7 @@ mod tests {
         assert!(list.get_mut(10 * MOST).is_none());
         let shared = list.pieces.iter().zip(&copy.pieces).filter(|(a, b)| Arc::ptr_eq(a, b)).count();
         assert_eq!((shared, copy[3 * MOST + 5]), (9, 3 * MOST + 5));
-        assert!(copy.unshared_with(&list).copied().eq(3 * MOST..4 * MOST));
+        let unshared = copy.unshared_with(&list).map(|(place, element)| (place, *element));
+        assert!(unshared.eq((3 * MOST..4 * MOST).zip(3 * MOST..4 * MOST)));
     }
 }
