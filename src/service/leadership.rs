@@ -129,7 +129,7 @@ impl Leadership {
     }
 
     /// Sets the tenure. A replica that takes the Lease relists while it waits for the last landing of earlier writes; one that
-    /// leads without such a wait relists then. Whoever begins to lead, or leads in another epoch, has to be shown all that was
+    /// leads without such a wait relists then. One that begins to lead, or leads in another epoch, has to be shown all that was
     /// written by then. Returns whether this replica leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();
