@@ -205,9 +205,7 @@ impl Ledger {
 
     /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.
     pub fn reserved_sum_on(&self, name: &NodeName) -> Bytes {
-        let Some(node_state) = self.node_states.get(name) else { return Bytes::ZERO };
-        let here = node_state.pods().iter().map(|uid| &self.pod_states[uid]);
-        here.filter(|pod_state| pod_state.node() == Some(name)).map(|pod_state| pod_state.demand.vram()).sum()
+        self.node_states.get(name).map_or(Bytes::ZERO, NodeState::asked_for)
     }
 
     pub(in crate::scheduling) fn node_states(&self) -> impl Iterator<Item = (&NodeName, &Node)> {

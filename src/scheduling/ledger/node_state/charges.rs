@@ -32,6 +32,8 @@ pub(super) struct NodeCharges {
     plugin: Vec<PluginShare>,
     /// What each tenant's pods and reservations use.
     usage: Vec<(TenantId, TenantUsage)>,
+    /// VRAM that pods that are bound or assumed here ask for.
+    asked_for: Bytes,
 }
 
 /// What one placed pod takes, and where.
@@ -110,6 +112,7 @@ impl NodeState {
         self.charges.coming =
             self.pods.iter().filter(|uid| pod_states[*uid].comes_to(&self.view.name)).cloned().collect();
         self.charges.plugin = self.plugin_shares(pod_states);
+        self.charges.asked_for = self.asked_for_by_pods(pod_states);
         let usage = self.usage_by_tenant(pod_states, policy);
         std::mem::replace(&mut self.charges.usage, usage)
     }
@@ -137,6 +140,11 @@ impl NodeState {
     /// What each tenant's pods and reservations use here.
     pub(in crate::scheduling::ledger) fn usage(&self) -> &[(TenantId, TenantUsage)] {
         &self.charges.usage
+    }
+
+    /// VRAM that pods that are bound or assumed here ask for, as the node's sum would show it.
+    pub(in crate::scheduling::ledger) fn asked_for(&self) -> Bytes {
+        self.charges.asked_for
     }
 
     /// What it adds to sums over nodes is not in them any more.
@@ -211,6 +219,11 @@ impl NodeState {
         let reserved = || self.resolve(&self.reservation_here(pod_state)?.devices);
         let gpus = self.charge_of(pod_state).map(|charge| charge.gpus).or_else(reserved)?;
         Some(ClassExclusion { uid: uid.clone(), gpus, classes })
+    }
+
+    fn asked_for_by_pods(&self, pod_states: &PodStates) -> Bytes {
+        let here = self.pods.iter().map(|uid| &pod_states[uid]);
+        here.filter(|pod_state| pod_state.node() == Some(&self.view.name)).map(|pod| pod.demand.vram()).sum()
     }
 
     fn usage_by_tenant(&self, pod_states: &PodStates, policy: &Policy) -> Vec<(TenantId, TenantUsage)> {
