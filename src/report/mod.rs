@@ -3,11 +3,11 @@
 //! Shapes and their checks only: nothing here samples, sends or decides. Unknown fields are ignored, so that an agent may be
 //! newer than the extender; an error names a missing field.
 
-mod engine_sample;
+mod engine_summary;
 pub mod limits;
 mod reading;
 
-pub use engine_sample::ReportedEngines;
+pub use engine_summary::EngineSummary;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::vocabulary::gpu::Health;

@@ -6,25 +6,13 @@
 use super::family::{Families, Sampled, known, open};
 use super::scrape::Scrape;
 use crate::ids::ModelId;
-use crate::report::EngineState;
+use crate::report::{EngineState, EngineSummary};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
 
 /// Many times the models that a cluster serves; ten series each are few enough for Prometheus.
 pub const MOST_MODELS: usize = 500;
-
-/// One engine, as its agent last reported it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EngineFigures {
-    pub model: ModelId,
-    pub state: EngineState,
-    /// 0 to 1.
-    pub kv_cache_usage: Option<f64>,
-    pub waiting: Option<u64>,
-    pub running: Option<u64>,
-    pub tokens_per_second: Option<f64>,
-}
 
 const STATES: [&str; 5] = ["resident", "asleep", "loading", "draining", "unreachable"];
 
@@ -97,7 +85,7 @@ impl ModelMetrics {
     pub fn write<'e>(
         &self,
         page: &mut Scrape<'_>,
-        engines: impl IntoIterator<Item = &'e EngineFigures>,
+        engines: impl IntoIterator<Item = &'e EngineSummary>,
     ) -> io::Result<()> {
         let (models, not_exported) = most_used(by_model(engines));
         let replicas = models.iter().flat_map(|(model, figures)| {
@@ -120,7 +108,7 @@ impl ModelMetrics {
     }
 }
 
-fn by_model<'e>(engines: impl IntoIterator<Item = &'e EngineFigures>) -> BTreeMap<&'e ModelId, ModelFigures> {
+fn by_model<'e>(engines: impl IntoIterator<Item = &'e EngineSummary>) -> BTreeMap<&'e ModelId, ModelFigures> {
     let mut models: BTreeMap<&ModelId, ModelFigures> = BTreeMap::new();
     for engine in engines {
         models.entry(&engine.model).or_default().add(engine);
@@ -141,7 +129,7 @@ fn most_used(models: BTreeMap<&ModelId, ModelFigures>) -> (Vec<(&ModelId, ModelF
 }
 
 impl ModelFigures {
-    fn add(&mut self, engine: &EngineFigures) {
+    fn add(&mut self, engine: &EngineSummary) {
         self.engines += 1;
         if let Some(place) = state(engine.state) {
             self.replicas[place] += 1;
@@ -184,19 +172,24 @@ fn state(state: EngineState) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::PodUid;
+    use crate::units::Millis;
 
-    fn engine(model: &str, state: EngineState, usage: Option<f64>) -> EngineFigures {
-        EngineFigures {
+    fn engine(model: &str, state: EngineState, usage: Option<f64>) -> EngineSummary {
+        EngineSummary {
+            pod: PodUid::parse("p").unwrap(),
             model: ModelId::parse(model).unwrap(),
             state,
             kv_cache_usage: usage,
+            preempting: false,
             waiting: Some(2),
             running: None,
             tokens_per_second: usage.map(|usage| usage * 100.0),
+            age_millis: Millis(0),
         }
     }
 
-    fn page(engines: &[EngineFigures]) -> String {
+    fn page(engines: &[EngineSummary]) -> String {
         let mut families = Families::new();
         let metrics = ModelMetrics::new(&mut families);
         let mut page = Vec::new();

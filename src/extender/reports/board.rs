@@ -3,16 +3,16 @@
 //! A report counts on the board exactly if it counted in the ledger: [`Board::take`] applies it to the ledger first. The board
 //! does not interpret reports. Only nodes that exist have an entry; nodes that are gone lose theirs.
 //!
-//! A report is stored as the text that was received. Few are ever read again, and freeing five thousand a second with their
-//! hundreds of parts would cost more than parsing the few.
+//! A report is stored as the text that was received, compressed. Few are ever read again, and freeing five thousand a second with
+//! their hundreds of parts would cost more than parsing the few. What is read of each again and again is stored beside it.
 
 use super::origin::{MAX_LATE, ReportOrigins};
+use super::packed_text::PackedText;
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
-use crate::report::{EngineReport, NodeReport, ReportFinding, ReportedEngines};
+use crate::report::{EngineSummary, NodeReport, ReportFinding};
 use crate::scheduling::autoscaling::EngineSample;
 use crate::scheduling::vocabulary::node::NodeIdentity;
-use crate::telemetry::models::EngineFigures;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -62,10 +62,10 @@ struct BoardEntry {
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
-    /// What metrics show of its engines: a scrape parses no report.
-    engines: Vec<EngineFigures>,
+    /// Its engines: neither a scrape nor a count of replicas parses a report.
+    engines: Vec<EngineSummary>,
     /// The whole report, as JSON.
-    text: Vec<u8>,
+    text: PackedText,
     /// Boots that have ended, by which late reports of theirs are recognized.
     earlier_boots: VecDeque<String>,
 }
@@ -121,17 +121,15 @@ impl Board {
 
     /// The engines of every node, in no order. Figures that are older than `stale` count as none.
     pub fn engine_samples(&self, now: Moment, stale: Millis) -> Vec<EngineSample> {
-        // One text at a time, so that reports are not blocked while it is parsed.
-        let kept = |node: NodeName| {
-            let kept = self.places.get(&node).map(|place| place.kept())?;
-            Some((node, kept))
-        };
-        let engines = self.names().into_iter().filter_map(kept).flat_map(|(node, (text, received))| {
-            let report: ReportedEngines = serde_json::from_slice(&text).expect("it was read when it came");
-            let age = now.since(received);
-            report.engines.into_iter().filter_map(move |engine| engine.sample(&node, age, stale))
-        });
-        engines.collect()
+        let mut samples = Vec::new();
+        // One entry at a time, so that reports are not blocked for long.
+        for node in self.names() {
+            if let Some(place) = self.places.get(&node) {
+                let age = now.since(place.received);
+                samples.extend(place.engines.iter().map(|engine| engine.sample(&node, age, stale)));
+            }
+        }
+        samples
     }
 
     /// The age of each node's latest report, in order of name.
@@ -143,7 +141,7 @@ impl Board {
     }
 
     /// The engines of all reports that were received within this time, in order of node.
-    pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineFigures> {
+    pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineSummary> {
         let recent = self.places.iter().filter(|place| now.since(place.received) <= within);
         let mut by_node: Vec<_> = recent.map(|place| (place.key().clone(), place.engines.clone())).collect();
         // In which order sums of fractions are made shows in their last digit.
@@ -176,14 +174,14 @@ impl Latest {
         now.since(self.received)
     }
 
-    fn read(text: &[u8], received: Moment) -> Self {
-        let report = serde_json::from_slice(text).expect("it was read when it came");
+    fn read(text: &PackedText, received: Moment) -> Self {
+        let report = serde_json::from_slice(&text.unpacked()).expect("it was read when it came");
         Self { report: validate::check(report).expect("it was checked when it came"), received }
     }
 }
 
 impl BoardEntry {
-    fn kept(&self) -> (Vec<u8>, Moment) {
+    fn kept(&self) -> (PackedText, Moment) {
         (self.text.clone(), self.received)
     }
 
@@ -210,25 +208,12 @@ impl BoardEntry {
         self.received = received;
         self.findings.clone_from(&report.findings);
         self.engines.clear();
-        self.engines.extend(report.engines.iter().filter_map(figures));
-        self.text.clear();
-        match text.len() <= MAX_TEXT {
-            true => self.text.extend_from_slice(text.as_bytes()),
-            false => self.text = serde_json::to_vec(report).expect("a report is plain data"),
-        }
+        self.engines.extend(report.engines.iter().filter_map(EngineSummary::of));
+        self.text = match text.len() <= MAX_TEXT {
+            true => PackedText::of(text.as_bytes()),
+            false => PackedText::of(&serde_json::to_vec(report).expect("a report is plain data")),
+        };
     }
-}
-
-/// Nothing of an engine whose model is not known.
-fn figures(engine: &EngineReport) -> Option<EngineFigures> {
-    Some(EngineFigures {
-        model: engine.model.clone()?,
-        state: engine.state,
-        kv_cache_usage: engine.kv_cache_usage,
-        waiting: engine.waiting,
-        running: engine.running,
-        tokens_per_second: engine.tokens_per_second,
-    })
 }
 
 #[cfg(test)]
@@ -311,7 +296,7 @@ mod tests {
         let report: NodeReport = serde_json::from_str(&text).unwrap();
         board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
         assert_eq!(board.latest(&report.node).unwrap().report, report);
-        assert!(board.places.get(&report.node).unwrap().text.len() < 200);
+        assert!(board.places.get(&report.node).unwrap().text.unpacked().len() < 200);
     }
 
     proptest! {

@@ -16,6 +16,7 @@ mod flip_tests;
 mod origin;
 #[cfg(test)]
 mod origin_tests;
+mod packed_text;
 mod pod_warnings;
 #[cfg(test)]
 mod tests;

@@ -1,22 +1,45 @@
-//! A report's engines alone, as the autoscaler counts them.
+//! What of an engine's report is read again and again after it came: by every scrape, and whenever replicas are counted.
 
 use super::{EngineReport, EngineState};
-use crate::ids::NodeName;
+use crate::ids::{ModelId, NodeName, PodUid};
 use crate::scheduling::autoscaling::{EngineFigures, EngineSample, Permille};
 use crate::units::Millis;
-use serde::Deserialize;
 
-/// What of a report is read for them: parsing the rest of thousands of reports would cost more than all else.
-#[derive(Debug, Deserialize)]
-pub struct ReportedEngines {
-    #[serde(default)]
-    pub engines: Vec<EngineReport>,
+/// An engine whose model is known, as its agent last reported it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineSummary {
+    pub pod: PodUid,
+    pub model: ModelId,
+    pub state: EngineState,
+    /// 0 to 1.
+    pub kv_cache_usage: Option<f64>,
+    /// It interrupted requests of its own for lack of KV cache: it is full, whatever `kv_cache_usage` says.
+    pub preempting: bool,
+    pub waiting: Option<u64>,
+    pub running: Option<u64>,
+    pub tokens_per_second: Option<f64>,
+    /// Age of these figures when the report was sent.
+    pub age_millis: Millis,
 }
 
-impl EngineReport {
-    /// This engine, if its model is known, in a report of `node` that is `age` old. Figures that are older than `stale` count as
-    /// none.
-    pub fn sample(self, node: &NodeName, age: Millis, stale: Millis) -> Option<EngineSample> {
+impl EngineSummary {
+    /// Nothing of an engine whose model is not known.
+    pub fn of(engine: &EngineReport) -> Option<Self> {
+        Some(Self {
+            pod: engine.pod.clone(),
+            model: engine.model.clone()?,
+            state: engine.state,
+            kv_cache_usage: engine.kv_cache_usage,
+            preempting: engine.preempting,
+            waiting: engine.waiting,
+            running: engine.running,
+            tokens_per_second: engine.tokens_per_second,
+            age_millis: engine.age_millis,
+        })
+    }
+
+    /// As the autoscaler counts it, in a report of `node` that is `age` old. Figures that are older than `stale` count as none.
+    pub fn sample(&self, node: &NodeName, age: Millis, stale: Millis) -> EngineSample {
         let is_old = age + self.age_millis >= stale;
         let kv_cache = match self.preempting {
             true => Some(Permille::FULL),
@@ -32,7 +55,7 @@ impl EngineReport {
             _ => EngineFigures::Silent,
         };
         let (node, is_heard) = (node.clone(), age < stale);
-        Some(EngineSample { node, is_heard, pod: self.pod, model: self.model?, figures })
+        EngineSample { node, is_heard, pod: self.pod.clone(), model: self.model.clone(), figures }
     }
 }
 
@@ -44,11 +67,10 @@ mod tests {
     fn figures(engine: serde_json::Value, age: u64) -> Option<EngineFigures> {
         let mut report = json!({ "pod": "p", "engine": "vllm", "gpus": [], "model": "m" });
         report.as_object_mut().unwrap().extend(engine.as_object().unwrap().clone());
-        let report: ReportedEngines = serde_json::from_value(json!({ "engines": [report] })).unwrap();
+        let report: EngineReport = serde_json::from_value(report).unwrap();
         let node = NodeName::parse("a").unwrap();
-        let sample = |one: EngineReport| one.sample(&node, Millis(age), Millis::seconds(30));
-        let sample = report.engines.into_iter().find_map(sample);
-        sample.map(|sample| sample.figures)
+        EngineSummary::of(&report)
+            .map(|engine| engine.sample(&node, Millis(age), Millis::seconds(30)).figures)
     }
 
     #[test]
