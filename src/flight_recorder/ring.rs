@@ -261,6 +261,18 @@ mod tests {
     }
 
     #[test]
+    fn two_services_do_not_record_to_one_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = RingLimits { bytes: 1, age: Duration::from_secs(1) };
+        let first = Ring::open(directory.path(), limits).unwrap();
+        let error = Ring::open(directory.path(), limits).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--record {}: ", directory.path().display())), "{error}");
+        assert!(error.contains("a directory of its own"), "{error}");
+        drop(first);
+        Ring::open(directory.path(), limits).unwrap();
+    }
+
+    #[test]
     fn a_directory_that_cannot_be_written_is_named_with_the_flag() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
