@@ -1,7 +1,7 @@
 //! The directory of a recording: segments in files whose names tell their order, and the oldest go first.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -9,6 +9,9 @@ use std::time::{Duration, SystemTime};
 
 /// The end of a segment's name.
 pub const EXTENSION: &str = "stowrec";
+
+/// The file that says by its lock that a service records there.
+const LOCK: &str = ".lock";
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,13 +23,17 @@ pub struct RingLimits {
 
 /// Why nothing can be recorded in a directory.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "--record {}: {why}. Name a directory that exists or can be made, in which this process may write",
-    directory.display()
-)]
-pub struct BadDirectory {
-    directory: PathBuf,
-    why: io::Error,
+pub enum BadDirectory {
+    #[error(
+        "--record {}: {why}. Name a directory that exists or can be made, in which this process may write",
+        directory.display()
+    )]
+    Unwritable { directory: PathBuf, why: io::Error },
+    #[error(
+        "--record {}: another service records there, and what two write cannot be replayed. Give each service a directory of its own",
+        directory.display()
+    )]
+    Taken { directory: PathBuf },
 }
 
 /// Where segments go.
@@ -59,6 +66,8 @@ pub struct Ring {
     limits: RingLimits,
     /// The segment that was begun last.
     latest: Option<PathBuf>,
+    /// Locked as long as this records there.
+    _lock: Option<File>,
 }
 
 /// A file of the ring.
@@ -71,11 +80,12 @@ pub struct SegmentFile {
 }
 
 impl Ring {
-    /// Makes the directory if it is not there, and finds out whether it can be written.
+    /// Makes the directory if it is not there, and finds out whether it can be written and no one else does.
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
-        let bad = |why| BadDirectory { directory: directory.to_owned(), why };
+        let bad = |why| BadDirectory::Unwritable { directory: directory.to_owned(), why };
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(bad)?;
-        let mut ring = Self { directory: directory.to_owned(), limits, latest: None };
+        let _lock = lock(directory)?;
+        let mut ring = Self { directory: directory.to_owned(), limits, latest: None, _lock };
         // What is beyond the limits may be what fills the disk.
         let tidied = ring.tidy();
         let trial = directory.join(format!(".trial-{}", std::process::id()));
@@ -162,6 +172,19 @@ impl Segments for Ring {
 
     fn place(&self) -> String {
         self.directory.display().to_string()
+    }
+}
+
+/// Locks the directory until the file is closed, as it is when its process ends, however it ends. Not every file system has
+/// locks, and on a full disk there may be no file: then whoever runs two services sees to it that their directories differ.
+fn lock(directory: &Path) -> Result<Option<File>, BadDirectory> {
+    let Ok(file) = OpenOptions::new().create(true).append(true).mode(0o600).open(directory.join(LOCK)) else {
+        return Ok(None);
+    };
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(BadDirectory::Taken { directory: directory.to_owned() }),
+        Err(TryLockError::Error(_)) => Ok(None),
+        Ok(()) => Ok(Some(file)),
     }
 }
 
