@@ -223,11 +223,11 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
     let mut agents: Vec<ReportingNode> = (0..nodes).map(|place| ReportingNode::new(place, 1)).collect();
     let round = Duration::from_secs_f64(1.0 / REPORTS_PER_AGENT);
     let before = replica.process.resident_mib();
-    report_for(&mut agents, 1, round, &replica.process.addresses[1]);
-    // Each node's capacity is written once: the agents say another than the nodes.
+    // Each node's capacity is written once: the agents say another than the nodes. They report on meanwhile, so that no report
+    // has grown old when they are timed.
     let mut written = 0;
     until(|| {
-        std::thread::sleep(Duration::from_secs(2));
+        report_for(&mut agents, 1, round, &replica.process.addresses[1]);
         let earlier = std::mem::replace(&mut written, replica.written());
         earlier == written
     });

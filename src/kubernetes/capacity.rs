@@ -12,7 +12,7 @@ use super::port::WriteTimes;
 use super::request::within;
 use super::retry::Backoff;
 use crate::ids::NodeName;
-use crate::scheduling::ledger::{Ledger, NodesAtOneTime};
+use crate::scheduling::ledger::{Ledger, NodeVramSums, NodesAtOneTime};
 use crate::scheduling::policy::Mode;
 use crate::service::{Service, WorkKind};
 use crate::units::{Bytes, Millis, Moment};
@@ -235,10 +235,8 @@ impl CapacityWriter {
 }
 
 fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
-    let node = ledger.node(name);
-    let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
-    let kind = node.map_or(record.kind, |node| node.kind);
-    let (lent, reserved) = (ledger.lent_on(name), ledger.reserved_sum_on(name));
+    let unknown = NodeVramSums { kind: record.kind, ..NodeVramSums::default() };
+    let NodeVramSums { kind, gpus, lent, reserved } = ledger.vram_sums(name).unwrap_or(unknown);
     NodeCapacityState { kind, advertised: record.advertised, gpus, lent, reserved }
 }
 

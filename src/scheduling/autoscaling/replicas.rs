@@ -26,57 +26,71 @@ enum Replica<'a> {
     Pod(&'a PodUid),
 }
 
-type Replicas<'a> = BTreeMap<Replica<'a>, EngineFigures>;
+type Replicas<'a> = BTreeMap<Replica<'a>, ReplicaState<'a>>;
+
+/// What its engines do, and its pod; none of a group, and of a pod that is not in the ledger.
+struct ReplicaState<'a> {
+    figures: EngineFigures,
+    pod: Option<&'a PodState>,
+}
 
 /// The load of every model of which there is a replica. `engines` are all that agents report.
 pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, ModelLoad> {
-    let engines: Vec<&EngineSample> = engines.iter().filter(|engine| is_believed(ledger, engine)).collect();
-    let mut models = with_engines(&engines);
-    let group_of = |uid: &PodUid| ledger.pod_state(uid).and_then(group);
-    let led: BTreeSet<&GroupKey> = engines.iter().filter_map(|engine| group_of(&engine.pod)).collect();
+    let mut models: BTreeMap<&ModelId, Replicas<'_>> = BTreeMap::new();
+    // Groups of which an engine is reported.
+    let mut led: BTreeSet<&GroupKey> = BTreeSet::new();
+    for engine in engines {
+        let pod_state = ledger.pod_state(&engine.pod);
+        if is_believed(ledger, engine, pod_state) {
+            // Several engines of one pod are one replica.
+            let replicas = models.entry(&engine.model).or_default();
+            count(replicas, Replica::Pod(&engine.pod), engine.figures, pod_state);
+            led.extend(pod_state.and_then(group));
+        }
+    }
     // Which of two comes first makes no difference: what they do together is a sum.
     for (uid, pod_state) in ledger.pods_in_no_order() {
         let Some(model) = pod_state.demand.model.as_ref().filter(|_| serves(ledger, pod_state)) else {
             continue;
         };
         let replicas = models.entry(model).or_default();
-        let replica = match group(pod_state) {
+        let (replica, pod) = match group(pod_state) {
             _ if replicas.contains_key(&Replica::Pod(uid)) => continue,
             Some(group) if led.contains(group) => continue,
-            Some(group) => Replica::Group(group),
-            None => Replica::Pod(uid),
+            Some(group) => (Replica::Group(group), None),
+            None => (Replica::Pod(uid), Some(pod_state)),
         };
-        let figures = without_engine(ledger, pod_state);
-        replicas.entry(replica).and_modify(|known| *known = known.beside(figures)).or_insert(figures);
+        count(replicas, replica, without_engine(ledger, pod_state), pod);
     }
     let files = files(ledger);
     let rules = &ledger.policy().autoscaling;
     let load = |(model, mut replicas): (&ModelId, Replicas<'_>)| {
         let counts = rules.counts(model);
-        replicas.retain(|replica, _| counts(namespace(ledger, replica)));
+        replicas.retain(|replica, state| counts(namespace(replica, state)));
         let mut load = ModelLoad::default();
-        replicas.values().for_each(|figures| load.add(*figures));
+        replicas.values().for_each(|state| load.add(state.figures));
         load.ready_in = ready_in(ledger, files.get(model), &replicas, load.asleep > 0);
         (model.clone(), load)
     };
     models.into_iter().map(load).filter(|(_, load)| load.is_anywhere()).collect()
 }
 
-/// The replicas of which an engine is reported; several engines of one pod are one.
-fn with_engines<'a>(engines: &[&'a EngineSample]) -> BTreeMap<&'a ModelId, Replicas<'a>> {
-    let mut models: BTreeMap<&ModelId, Replicas<'_>> = BTreeMap::new();
-    for engine in engines {
-        let replicas = models.entry(&engine.model).or_default();
-        let replica = replicas.entry(Replica::Pod(&engine.pod));
-        replica.and_modify(|known| *known = known.beside(engine.figures)).or_insert(engine.figures);
-    }
-    models
+fn count<'a>(
+    replicas: &mut Replicas<'a>,
+    replica: Replica<'a>,
+    figures: EngineFigures,
+    pod: Option<&'a PodState>,
+) {
+    let known = replicas.entry(replica);
+    known
+        .and_modify(|known| known.figures = known.figures.beside(figures))
+        .or_insert(ReplicaState { figures, pod });
 }
 
 /// Whether the engine counts: an agent is believed about pods of its own node only, and what it said last of a pod ends with the
 /// pod. Pods that take their GPUs by ResourceClaims are not in the ledger: such an engine counts while its agent is heard.
-fn is_believed(ledger: &Ledger, engine: &EngineSample) -> bool {
-    match ledger.pod_state(&engine.pod) {
+fn is_believed(ledger: &Ledger, engine: &EngineSample, pod_state: Option<&PodState>) -> bool {
+    match pod_state {
         Some(pod_state) => pod_state.node() == Some(&engine.node) && !is_leaving(pod_state),
         None => {
             let is_dra = ledger.node(&engine.node).is_some_and(|node| node.kind == NodeKind::Dra);
@@ -90,10 +104,10 @@ fn group(pod_state: &PodState) -> Option<&GroupKey> {
 }
 
 /// A pod that takes its GPUs by ResourceClaims is not in the ledger, and its agent reports no namespace.
-fn namespace<'a>(ledger: &'a Ledger, replica: &Replica<'a>) -> Option<&'a str> {
+fn namespace<'a>(replica: &Replica<'a>, state: &ReplicaState<'a>) -> Option<&'a str> {
     match replica {
         Replica::Group(group) => Some(&group.namespace),
-        Replica::Pod(uid) => ledger.pod_state(uid).map(|pod_state| &*pod_state.key.namespace),
+        Replica::Pod(_) => state.pod.map(|pod_state| &*pod_state.key.namespace),
     }
 }
 
@@ -145,10 +159,7 @@ fn ready_in(ledger: &Ledger, files: Option<&NodeModel>, replicas: &Replicas<'_>,
     if is_asleep {
         return time_to_wake(SleepLevel::WeightsOffloaded, files, weights, speeds);
     }
-    let pods = replicas.keys().filter_map(|replica| match replica {
-        Replica::Pod(uid) => ledger.pod_state(uid),
-        Replica::Group(_) => None,
-    });
+    let pods = replicas.values().filter_map(|state| state.pod);
     let pod_state = pods.min_by_key(|pod_state| pod_state.demand.engine);
     let engine = pod_state.map_or(EngineKind::Other, |pod_state| pod_state.demand.engine);
     let gpu = pod_state.and_then(PodState::node).and_then(|node| gpu_of(ledger, node));

@@ -37,6 +37,18 @@ pub struct Totals {
     pub borrowing: u64,
 }
 
+/// What the capacity that a node advertises follows from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NodeVramSums {
+    pub kind: NodeKind,
+    /// Of its GPUs, healthy or not.
+    pub gpus: Bytes,
+    /// What its sleeping engines lend, used or not: so much more than its GPUs have the node advertises.
+    pub lent: Bytes,
+    /// What pods that are bound or assumed there ask for.
+    pub reserved: Bytes,
+}
+
 /// The nodes at one moment. To keep it costs little: nothing of the pods is kept with it.
 #[derive(Debug, Clone)]
 pub struct NodesAtOneTime(NodeMap);
@@ -201,6 +213,17 @@ impl Ledger {
             .map(|pod_state| pod_state.demand.vram())
             .sum();
         (node_state.view().capacity() + node_state.lent()).minus(self.reserved_sum_on(name)).minus(reserved)
+    }
+
+    /// Also of a node that does not exist, as long as pods are there.
+    pub fn vram_sums(&self, name: &NodeName) -> Option<NodeVramSums> {
+        let node_state = self.node_states.get(name)?;
+        Some(NodeVramSums {
+            kind: node_state.view().kind,
+            gpus: node_state.view().capacity(),
+            lent: node_state.lent(),
+            reserved: node_state.asked_for(),
+        })
     }
 
     /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.

@@ -167,11 +167,6 @@ impl Ledger {
         demand
     }
 
-    /// VRAM that a node's sleeping engines lend, used or not: so much more than its GPUs have the node advertises.
-    pub fn lent_on(&self, name: &NodeName) -> Bytes {
-        self.node_states.get(name).map_or(Bytes::ZERO, NodeState::lent)
-    }
-
     /// What the node advertises as `stowage.dev/vram`.
     pub(in crate::scheduling) fn set_advertised(&mut self, name: &NodeName, advertised: Option<Bytes>) {
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_advertised(advertised)) {
