@@ -223,8 +223,8 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
     let mut agents: Vec<ReportingNode> = (0..nodes).map(|place| ReportingNode::new(place, 1)).collect();
     let round = Duration::from_secs_f64(1.0 / REPORTS_PER_AGENT);
     let before = replica.process.resident_mib();
-    // Each node's capacity is written once: the agents say another than the nodes. They report on meanwhile, so that no report
-    // has grown old when they are timed.
+    // Each node's capacity is written once: the agents say another than the nodes. They report on meanwhile, so that no reading
+    // is stale when they are timed.
     let mut written = 0;
     until(|| {
         report_for(&mut agents, 1, round, &replica.process.addresses[1]);
@@ -323,8 +323,10 @@ fn lock_waits(replica: &Replica) {
 
 /// Every change concerns every pod and every node.
 fn policy(number: usize) -> String {
+    // For agents that report every ten seconds.
     format!(
-        "classes:\n  - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n  \
+        "telemetry: {{fresh: 30s, stale: 90s, smoothing: 45s}}\n\
+         classes:\n  - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n  \
          - name: rest\n    engine: false\n"
     )
 }

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use tracing::warn;
 
 /// The end of a segment's name.
 pub const EXTENSION: &str = "stowrec";
@@ -66,8 +67,8 @@ pub struct Ring {
     limits: RingLimits,
     /// The segment that was begun last.
     latest: Option<PathBuf>,
-    /// Locked as long as this records there.
-    _lock: Option<File>,
+    /// Locked as long as this records there; none where that is not possible.
+    lock: Option<File>,
 }
 
 /// A file of the ring.
@@ -80,14 +81,15 @@ pub struct SegmentFile {
 }
 
 impl Ring {
-    /// Makes the directory if it is not there, and finds out whether it can be written and no one else does.
+    /// Makes the directory if it is not there, and finds out whether it can be written, and that no other service records there.
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
         let bad = |why| BadDirectory::Unwritable { directory: directory.to_owned(), why };
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(bad)?;
-        let _lock = lock(directory)?;
-        let mut ring = Self { directory: directory.to_owned(), limits, latest: None, _lock };
+        let lock = lock(directory)?;
+        let mut ring = Self { directory: directory.to_owned(), limits, latest: None, lock };
         // What is beyond the limits may be what fills the disk.
         let tidied = ring.tidy();
+        ring.lock_once_there_is_room()?;
         let trial = directory.join(format!(".trial-{}", std::process::id()));
         match tidied.and_then(|()| File::create(&trial)).and_then(|_| fs::remove_file(&trial)) {
             // A service that runs survives it, and so does one that starts.
@@ -95,6 +97,17 @@ impl Ring {
             tried => tried.map_err(bad)?,
         }
         Ok(ring)
+    }
+
+    fn lock_once_there_is_room(&mut self) -> Result<(), BadDirectory> {
+        if self.lock.is_none() {
+            self.lock = lock(&self.directory)?;
+        }
+        if self.lock.is_none() {
+            let directory = self.directory.display();
+            warn!(%directory, "the directory cannot be locked: nothing keeps a second service from recording there, too");
+        }
+        Ok(())
     }
 
     /// The segments of a directory, oldest first.
@@ -175,16 +188,28 @@ impl Segments for Ring {
     }
 }
 
-/// Locks the directory until the file is closed, as it is when its process ends, however it ends. Not every file system has
-/// locks, and on a full disk there may be no file: then whoever runs two services sees to it that their directories differ.
+/// Locks the directory until the process ends, however it ends. Not every file system has locks, and on a full disk there may be
+/// no file: then there is no lock.
 fn lock(directory: &Path) -> Result<Option<File>, BadDirectory> {
-    let Ok(file) = OpenOptions::new().create(true).append(true).mode(0o600).open(directory.join(LOCK)) else {
-        return Ok(None);
+    let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(directory.join(LOCK));
+    let file = match opened {
+        Err(error) if is_full(error.kind()) => return Ok(None),
+        Err(why) => return Err(BadDirectory::Unwritable { directory: directory.to_owned(), why }),
+        Ok(file) => file,
     };
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(BadDirectory::Taken { directory: directory.to_owned() }),
         Err(TryLockError::Error(_)) => Ok(None),
         Ok(()) => Ok(Some(file)),
+    }
+}
+
+impl Drop for Ring {
+    /// A process that was just started may have the file open, too, for a moment.
+    fn drop(&mut self) {
+        if let Some(lock) = &self.lock {
+            let _ = lock.unlock();
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use super::port::WriteTimes;
 use super::request::within;
 use super::retry::Backoff;
 use crate::ids::NodeName;
-use crate::scheduling::ledger::{Ledger, NodeVramSums, NodesAtOneTime};
+use crate::scheduling::ledger::{CapacityBasis, Ledger, NodesAtOneTime};
 use crate::scheduling::policy::Mode;
 use crate::service::{Service, WorkKind};
 use crate::units::{Bytes, Millis, Moment};
@@ -235,8 +235,9 @@ impl CapacityWriter {
 }
 
 fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
-    let unknown = NodeVramSums { kind: record.kind, ..NodeVramSums::default() };
-    let NodeVramSums { kind, gpus, lent, reserved } = ledger.vram_sums(name).unwrap_or(unknown);
+    let unknown = CapacityBasis { kind: record.kind, ..CapacityBasis::default() };
+    let CapacityBasis { kind, gpus, lent, asked_for: reserved } =
+        ledger.capacity_basis(name).unwrap_or(unknown);
     NodeCapacityState { kind, advertised: record.advertised, gpus, lent, reserved }
 }
 

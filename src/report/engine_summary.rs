@@ -38,6 +38,13 @@ impl EngineSummary {
         })
     }
 
+    /// With the names of an earlier summary where they are equal: those that came with each report, if they were kept, would be
+    /// all over the memory.
+    pub fn named_as(self, earlier: Option<&Self>) -> Self {
+        let Some(earlier) = earlier else { return self };
+        Self { pod: kept(self.pod, &earlier.pod), model: kept(self.model, &earlier.model), ..self }
+    }
+
     /// As the autoscaler counts it, in a report of `node` that is `age` old. Figures that are older than `stale` count as none.
     pub fn sample(&self, node: &NodeName, age: Millis, stale: Millis) -> EngineSample {
         let is_old = age + self.age_millis >= stale;
@@ -57,6 +64,10 @@ impl EngineSummary {
         let (node, is_heard) = (node.clone(), age < stale);
         EngineSample { node, is_heard, pod: self.pod.clone(), model: self.model.clone(), figures }
     }
+}
+
+fn kept<N: PartialEq + Clone>(name: N, earlier: &N) -> N {
+    if name == *earlier { earlier.clone() } else { name }
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
     let ledger = served.service.cluster();
     let totals = ledger.totals();
     assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (1, 0, 0, 0));
-    assert_eq!(ledger.reserved_sum_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
+    assert_eq!(ledger.asked_for_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
     assert_eq!(ledger.pod_state(&uid_of(&one)).unwrap().devices(), None);
     drop(ledger);
     assert!(served.events().is_empty());

@@ -63,7 +63,7 @@ struct BoardEntry {
     received: Moment,
     findings: Vec<ReportFinding>,
     /// Its engines: neither a scrape nor a count of replicas parses a report.
-    engines: Vec<EngineSummary>,
+    engines: Box<[EngineSummary]>,
     /// The whole report, as JSON.
     text: PackedText,
     /// Boots that have ended, by which late reports of theirs are recognized.
@@ -143,7 +143,7 @@ impl Board {
     /// The engines of all reports that were received within this time, in order of node.
     pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineSummary> {
         let recent = self.places.iter().filter(|place| now.since(place.received) <= within);
-        let mut by_node: Vec<_> = recent.map(|place| (place.key().clone(), place.engines.clone())).collect();
+        let mut by_node: Vec<_> = recent.map(|place| (place.key().clone(), place.engines.to_vec())).collect();
         // In which order sums of fractions are made shows in their last digit.
         by_node.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         by_node.into_iter().flat_map(|(_, engines)| engines).collect()
@@ -207,8 +207,9 @@ impl BoardEntry {
         self.sequence = report.sequence;
         self.received = received;
         self.findings.clone_from(&report.findings);
-        self.engines.clear();
-        self.engines.extend(report.engines.iter().filter_map(EngineSummary::of));
+        let earlier = std::mem::take(&mut self.engines);
+        let engines = report.engines.iter().filter_map(EngineSummary::of).enumerate();
+        self.engines = engines.map(|(place, engine)| engine.named_as(earlier.get(place))).collect();
         self.text = match text.len() <= MAX_TEXT {
             true => PackedText::of(text.as_bytes()),
             false => PackedText::of(&serde_json::to_vec(report).expect("a report is plain data")),

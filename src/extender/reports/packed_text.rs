@@ -3,17 +3,11 @@
 
 use lz4_flex::block;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct PackedText {
     /// Its length once it is unpacked, in bytes.
     length: usize,
     packed: Box<[u8]>,
-}
-
-impl Default for PackedText {
-    fn default() -> Self {
-        Self::of(b"")
-    }
 }
 
 impl PackedText {
@@ -22,6 +16,9 @@ impl PackedText {
     }
 
     pub(super) fn unpacked(&self) -> Vec<u8> {
+        if self.length == 0 {
+            return Vec::new();
+        }
         block::decompress(&self.packed, self.length).expect("it was packed here")
     }
 }
@@ -38,6 +35,16 @@ mod tests {
             let packed = PackedText::of(text.as_bytes());
             prop_assert_eq!(packed.unpacked(), text.as_bytes());
         }
+    }
+
+    #[test]
+    fn texts_of_all_lengths_come_out_again() {
+        // From 64 KiB on, the compressor works otherwise.
+        for length in [0, 1, 65_534, 65_535, 65_536, 1 << 20] {
+            let text: Vec<u8> = (0u64..length).map(|at| (at * at / 7) as u8).collect();
+            assert_eq!(PackedText::of(&text).unpacked(), text, "{length}");
+        }
+        assert_eq!(PackedText::default().unpacked(), b"");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum Violation {
     #[error("{node} {resource}: the ledger has {recorded} in use, the pods add up to {added_up}")]
     DevicesDiffer { node: NodeName, resource: PluginResource, recorded: u32, added_up: u32 },
     #[error("{node}: the ledger has pods that ask for {recorded}, the pods add up to {added_up}")]
-    SumsDiffer { node: NodeName, recorded: Bytes, added_up: Bytes },
+    AskedForDiffers { node: NodeName, recorded: Bytes, added_up: Bytes },
     #[error("the ledger has {} in {group}, {shown} show that they are", plural(*recorded, "pod"))]
     GroupsDiffer { group: GroupKey, recorded: usize, shown: usize },
 }
@@ -77,14 +77,14 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
             }
         }
         check_devices(name, node, &pod_states, &mut violations);
-        check_sum(ledger, name, &pod_states, &mut violations);
+        check_asked_for(ledger, name, &pod_states, &mut violations);
     }
     check_groups(ledger, &all, &mut violations);
     violations
 }
 
-/// What the node's pods ask for together, as kube-scheduler counts it.
-fn check_sum(
+/// What the node's pods ask for together must agree with what kube-scheduler counts.
+fn check_asked_for(
     ledger: &Ledger,
     name: &NodeName,
     pod_states: &BTreeMap<&PodUid, &PodState>,
@@ -92,9 +92,9 @@ fn check_sum(
 ) {
     let here = pod_states.values().filter(|entry| entry.node() == Some(name));
     let asked = here.map(|entry| entry.demand.per_gpu.times(u64::from(entry.demand.gpus)));
-    let (recorded, added_up) = (ledger.reserved_sum_on(name), asked.sum());
+    let (recorded, added_up) = (ledger.asked_for_on(name), asked.sum());
     if recorded != added_up {
-        violations.push(Violation::SumsDiffer { node: name.clone(), recorded, added_up });
+        violations.push(Violation::AskedForDiffers { node: name.clone(), recorded, added_up });
     }
 }
 

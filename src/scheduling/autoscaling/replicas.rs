@@ -44,7 +44,7 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         if is_believed(ledger, engine, pod_state) {
             // Several engines of one pod are one replica.
             let replicas = models.entry(&engine.model).or_default();
-            count(replicas, Replica::Pod(&engine.pod), engine.figures, pod_state);
+            add(replicas, Replica::Pod(&engine.pod), engine.figures, pod_state);
             led.extend(pod_state.and_then(group));
         }
     }
@@ -60,7 +60,7 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
             Some(group) => (Replica::Group(group), None),
             None => (Replica::Pod(uid), Some(pod_state)),
         };
-        count(replicas, replica, without_engine(ledger, pod_state), pod);
+        add(replicas, replica, without_engine(ledger, pod_state), pod);
     }
     let files = files(ledger);
     let rules = &ledger.policy().autoscaling;
@@ -75,15 +75,15 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
     models.into_iter().map(load).filter(|(_, load)| load.is_anywhere()).collect()
 }
 
-fn count<'a>(
+fn add<'a>(
     replicas: &mut Replicas<'a>,
     replica: Replica<'a>,
     figures: EngineFigures,
     pod: Option<&'a PodState>,
 ) {
-    let known = replicas.entry(replica);
-    known
-        .and_modify(|known| known.figures = known.figures.beside(figures))
+    replicas
+        .entry(replica)
+        .and_modify(|state| state.figures = state.figures.beside(figures))
         .or_insert(ReplicaState { figures, pod });
 }
 

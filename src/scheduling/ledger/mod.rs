@@ -81,7 +81,7 @@ pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub use pod_state::{AssumedPod, BoundPod, PodPhase, PodState, WakeMarks};
 pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_class_exclusions};
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
-pub use query::{NodeVramSums, NodesAtOneTime, Totals};
+pub use query::{CapacityBasis, NodesAtOneTime, Totals};
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
 pub use set_policy::{Classifications, GPU_LABELS, PreparedPolicy, RetiredPolicy};

@@ -39,14 +39,14 @@ pub struct Totals {
 
 /// What the capacity that a node advertises follows from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct NodeVramSums {
+pub struct CapacityBasis {
     pub kind: NodeKind,
     /// Of its GPUs, healthy or not.
     pub gpus: Bytes,
     /// What its sleeping engines lend, used or not: so much more than its GPUs have the node advertises.
     pub lent: Bytes,
     /// What pods that are bound or assumed there ask for.
-    pub reserved: Bytes,
+    pub asked_for: Bytes,
 }
 
 /// The nodes at one moment. To keep it costs little: nothing of the pods is kept with it.
@@ -212,22 +212,22 @@ impl Ledger {
             .filter(|pod_state| pod_state.reservation().is_some_and(|reservation| reservation.node == *name))
             .map(|pod_state| pod_state.demand.vram())
             .sum();
-        (node_state.view().capacity() + node_state.lent()).minus(self.reserved_sum_on(name)).minus(reserved)
+        (node_state.view().capacity() + node_state.lent()).minus(self.asked_for_on(name)).minus(reserved)
     }
 
     /// Also of a node that does not exist, as long as pods are there.
-    pub fn vram_sums(&self, name: &NodeName) -> Option<NodeVramSums> {
+    pub fn capacity_basis(&self, name: &NodeName) -> Option<CapacityBasis> {
         let node_state = self.node_states.get(name)?;
-        Some(NodeVramSums {
+        Some(CapacityBasis {
             kind: node_state.view().kind,
             gpus: node_state.view().capacity(),
             lent: node_state.lent(),
-            reserved: node_state.asked_for(),
+            asked_for: node_state.asked_for(),
         })
     }
 
     /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.
-    pub fn reserved_sum_on(&self, name: &NodeName) -> Bytes {
+    pub fn asked_for_on(&self, name: &NodeName) -> Bytes {
         self.node_states.get(name).map_or(Bytes::ZERO, NodeState::asked_for)
     }
 

@@ -310,7 +310,7 @@ impl Ledger {
             let concerned = self.node_states.iter().filter(|(_, node_state)| change.concerns(node_state));
             nodes.extend(concerned.map(|(name, _)| name.clone()));
         }
-        let has_become = |node: &NodeName| self.note_published(node) && self.reserved_sum_on(node).0 > 0;
+        let has_become = |node: &NodeName| self.note_published(node) && self.asked_for_on(node).0 > 0;
         NewlyPublished { nodes: nodes.into_iter().filter(has_become).collect() }
     }
 
