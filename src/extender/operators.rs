@@ -284,6 +284,7 @@ mod tests {
     use std::path::Path;
     use std::sync::mpsc::channel;
     use std::time::Duration;
+    use tower::ServiceExt;
 
     fn extender() -> Extender {
         let service = Service::new(Policy::default());
@@ -316,6 +317,27 @@ mod tests {
         let (text, snapshot) = outcome.expect("a page waits for the lock of the ledger");
         assert!(text.contains("\nstowage_nodes 1\n"), "{text}");
         assert!(snapshot.contains(r#""violations":[]"#), "{snapshot}");
+    }
+
+    /// In a debug build, what is written under the lock panics.
+    #[tokio::test]
+    async fn no_page_is_made_under_the_lock() {
+        let pages = router(extender());
+        for page in [
+            "/metrics",
+            "/debug/snapshot",
+            "/debug/reports",
+            "/debug/policy",
+            "/debug/shadow",
+            "/v1/fleet",
+            "/v1/models",
+        ] {
+            let request = axum::extract::Request::get(page).body(axum::body::Body::empty()).unwrap();
+            let answer = pages.clone().oneshot(request).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::OK, "{page}");
+            let body = axum::body::to_bytes(answer.into_body(), 1 << 20).await;
+            assert!(body.is_ok_and(|body| !body.is_empty()), "{page}");
+        }
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 //! A malformed request is answered with its status and a text that names the place; it changes nothing.
 
 use super::server::limits::ConnectionLimits;
+use crate::service::assert_not_held;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -159,6 +160,7 @@ pub fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Err
 
 /// A JSON answer with its length in the head: a chunked one would cost kube-scheduler a new connection.
 pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
+    assert_not_held();
     json_text(status, serde_json::to_vec(answer).expect("answers are plain data"))
 }
 

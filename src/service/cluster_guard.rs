@@ -24,8 +24,23 @@ pub struct ClusterGuard<'a> {
     was_panicking: bool,
 }
 
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Guards that this thread holds.
+    static HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// In a debug build: panics if this thread holds the lock. Call it where something begins that takes time. A guard that is a
+/// temporary lives until the end of its statement, which is easily overlooked.
+pub fn assert_not_held() {
+    #[cfg(debug_assertions)]
+    assert_eq!(HELD.get(), 0, "the ledger is locked while something is done that takes time");
+}
+
 impl<'a> ClusterGuard<'a> {
     pub(super) fn new(service: &'a Service, cluster: MutexGuard<'a, Cluster>) -> Self {
+        #[cfg(debug_assertions)]
+        HELD.set(HELD.get() + 1);
         Self { cluster, service, was_panicking: std::thread::panicking() }
     }
 
@@ -91,6 +106,8 @@ impl DerefMut for ClusterGuard<'_> {
 
 impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        HELD.set(HELD.get() - 1);
         if !std::thread::panicking() || self.was_panicking {
             return;
         }

@@ -21,7 +21,7 @@ pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
 pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
-pub use cluster_guard::ClusterGuard;
+pub use cluster_guard::{ClusterGuard, assert_not_held};
 pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStatus, RefusedPolicy, SharedPolicyStatus};

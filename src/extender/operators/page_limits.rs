@@ -4,7 +4,7 @@
 //! A client that does not read keeps its slot until the connection's write timeout, and costs no memory beyond a few chunks.
 
 use crate::extender::server::accept::GuardedBody;
-use crate::service::{Service, WorkKind};
+use crate::service::{Service, WorkKind, assert_not_held};
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -97,6 +97,7 @@ struct Chunks(mpsc::Sender<io::Result<Bytes>>);
 
 impl Write for Chunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        assert_not_held();
         let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
         sent.map(|()| bytes.len()).map_err(|_| ErrorKind::BrokenPipe.into())
     }
