@@ -77,7 +77,7 @@ pub fn evaluate(extender: &Extender) {
     if !leadership.is_synced() || service.contact.lost_for(now).is_some() {
         return;
     }
-    let ledger = service.cluster().to_read();
+    let ledger = service.ledger_to_read();
     let engines = extender.board.engine_samples(now, ledger.policy().telemetry.stale);
     let found = loads(&ledger, &engines);
     let autoscaling = &extender.autoscaling;

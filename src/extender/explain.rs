@@ -117,8 +117,7 @@ async fn explained(
     }
     let named = key.clone();
     let explaining = move || {
-        // A statement of its own, so that the lock is released with it: all pods are gone through.
-        let ledger = service.cluster().scratch();
+        let ledger = service.scratch_ledger();
         let uid = ledger.uid_of(&named)?;
         let explanation = explain(&mut Locked(&service), &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);

@@ -22,14 +22,13 @@ const MOST_PENDING: usize = 500;
 
 /// The cluster at this moment. The ledger is locked for a copy only.
 pub(super) fn at_present(service: &Service) -> Fleet {
-    // A statement of its own, so that the lock is released with it.
-    let ledger = service.cluster().to_read();
+    let ledger = service.ledger_to_read();
     Fleet::of(&ledger, MOST_PENDING)
 }
 
 /// Its sums, for when nobody looks at the rest.
 fn sums_at_present(service: &Service) -> FleetSums {
-    let ledger = service.cluster().to_read();
+    let ledger = service.ledger_to_read();
     FleetSums::of_ledger(&ledger)
 }
 

@@ -86,7 +86,7 @@ pub async fn answer(
     let service = extender.service;
     let making = {
         let service = service.clone();
-        move || page_of(&service.cluster().to_read(), &asked)
+        move || page_of(&service.ledger_to_read(), &asked)
     };
     let made = tokio::task::spawn_blocking(service.heavy_work.counted(WorkKind::Page, making)).await;
     made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))

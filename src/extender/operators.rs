@@ -251,7 +251,7 @@ async fn snapshot(
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/snapshot"));
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
-            let ledger = extender.service.cluster().to_read();
+            let ledger = extender.service.ledger_to_read();
             streamed(&extender.service, turn, JSON, move |out| Ok(pages::snapshot(ledger, out)?))
         }
         Err(refused) => refused.into_response(),

@@ -130,12 +130,12 @@ impl CapacityWriter {
         index: &Mutex<ClusterIndex>,
         now: Moment,
     ) -> Vec<(NodeName, Bytes)> {
-        // Statements of their own, so that the locks are released with them.
-        let ledger = service.cluster().scratch();
+        let ledger = service.scratch_ledger();
         if ledger.policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
         }
+        // A statement of its own, so that the lock is released with it.
         let nodes = self.nodes_to_look_at(&ledger, &mut index.lock());
         let mut due = Vec::new();
         for (name, record) in &nodes {

@@ -207,8 +207,7 @@ impl ClusterIndex {
     /// it, or after it was deleted; the latter would stay forever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
     pub fn sweep(index: &Mutex<Self>, service: &Service) {
-        // A statement of its own, so that the lock is released with it.
-        let ledger = service.cluster().scratch();
+        let ledger = service.scratch_ledger();
         // Goes through all pods, and a watch may be waiting for the index.
         let waiting = waiting_pods_in(&ledger);
         let mut index = index.lock();
@@ -228,7 +227,7 @@ impl ClusterIndex {
 
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
-        let ledger = service.cluster().scratch();
+        let ledger = service.scratch_ledger();
         let warnings =
             self.warnings.iter().filter_map(|(uid, warning)| pod_warnings::event(&ledger, uid, *warning));
         warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()

@@ -30,7 +30,7 @@ pub use refused_reads::RefusedReads;
 
 use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::audit::conflicts::Conflicts;
-use crate::scheduling::ledger::PreparedPolicy;
+use crate::scheduling::ledger::{Ledger, PreparedPolicy};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::score_cache::{CachedScores, ScoreCache};
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -141,6 +141,16 @@ impl Service {
         cluster
     }
 
+    /// A copy of the ledger to read, as it is now. Nothing waits for whoever reads it: the lock is released before this returns.
+    pub fn ledger_to_read(&self) -> Ledger {
+        self.cluster().to_read()
+    }
+
+    /// The same, to plan on: readings do not age there, the queue is empty, and it does not lead.
+    pub fn scratch_ledger(&self) -> Ledger {
+        self.cluster().scratch()
+    }
+
     /// Cached fit-and-score results. Take one entry out, use it, and put it back; do not evaluate nodes while this is locked.
     pub fn score_cache(&self) -> MutexGuard<'_, ScoreCache> {
         self.score_cache.lock()
@@ -213,11 +223,10 @@ impl Service {
     ///
     /// Answers `false`, and the policy before stays, if it asks for the labels of namespaces and these are not known.
     pub fn set_policy(&self, policy: Policy) -> bool {
-        // A statement of its own, so that the lock is released with it.
-        let copy = self.cluster().scratch();
+        let copy = self.scratch_ledger();
         let mut prepared = PreparedPolicy::new(copy, policy);
         for _ in 0..CATCHING_UP {
-            let copy = self.cluster().scratch();
+            let copy = self.scratch_ledger();
             prepared = prepared.caught_up(copy);
         }
         let reads_namespaces = prepared.policy().reads_namespaces();

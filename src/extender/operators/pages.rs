@@ -46,8 +46,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         received_millis_ago: Millis,
         report: NodeReport,
     }
-    // A statement of its own, so that the lock is released with it.
-    let ledger = extender.service.cluster().to_read();
+    let ledger = extender.service.ledger_to_read();
     tidy(&extender.board, &ledger);
     let mut names = extender.board.names();
     names.sort_unstable();
@@ -64,8 +63,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
 
 /// All metrics, with sums over a copy of the ledger.
 pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
-    // A statement of its own, so that the lock is released with it.
-    let ledger = extender.service.cluster().to_read();
+    let ledger = extender.service.ledger_to_read();
     write_metrics(extender, &ledger, out)
 }
 

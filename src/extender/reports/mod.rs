@@ -89,8 +89,7 @@ pub fn reports(
         extender.service.metrics.reports.with_label_values(&[label]).inc();
     }
     if extender.board.is_to_be_tidied() {
-        // A statement of its own, so that the lock is released with it.
-        let ledger = extender.service.cluster().to_read();
+        let ledger = extender.service.ledger_to_read();
         tidy(&extender.board, &ledger);
     }
     result.into_answer()

@@ -53,7 +53,7 @@ impl Planner {
     /// Evicts borrowers whose lenders wake, and answers those lenders.
     pub(super) fn end_loans(&mut self, now: Moment) {
         // A copy, which costs next to nothing: with many borrowers the search takes longer than the lock should be held.
-        let mut ledger = self.service.cluster().scratch();
+        let mut ledger = self.service.scratch_ledger();
         if now >= self.loans.check_load_at {
             self.loans.check_load_at = now + LOOK_FOR_LOAD_EVERY;
             let recalls = self.loans.recall.look(&ledger);

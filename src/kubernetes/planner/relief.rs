@@ -51,8 +51,7 @@ impl Planner {
             return;
         }
         self.check_engine_load_at = now + LOOK_EVERY;
-        // A statement of its own, so that the lock is released with it.
-        let ledger = self.service.cluster().scratch();
+        let ledger = self.service.scratch_ledger();
         self.staying.retain(|uid, _| ledger.pod_state(uid).is_some());
         let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();

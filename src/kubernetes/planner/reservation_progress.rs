@@ -161,7 +161,7 @@ impl Planner {
     /// Evicts the victims of each reservation, then nominates its pod.
     pub(super) fn advance_reservations(&mut self, now: Moment) {
         // Of a copy: a filter waits for the lock, and thousands of pods may have reservations.
-        let ledger = self.service.cluster().scratch();
+        let ledger = self.service.scratch_ledger();
         let reservation_status = ledger.reservation_status();
         // A Binding that is under way may fail; the pod goes on then with what it has tried.
         let is_being_bound = |uid: &PodUid| ledger.pod_state(uid).is_some_and(PodState::is_assumed);
