@@ -417,6 +417,30 @@ fn advice_names_no_node_that_shows_no_gpu() {
     assert_eq!(started(&explained(&mut denied, &large)), None);
 }
 
+/// Counts how often it is locked.
+struct Counted(Cluster, usize);
+
+impl ClusterAccess for Counted {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
+        self.1 += 1;
+        look(&mut self.0)
+    }
+}
+
+#[test]
+fn the_lock_is_released_between_looks_at_very_many_nodes() {
+    let large = pod("p", "100Gi");
+    let locks = |silent: usize| {
+        let world = ExplainedCluster::new(Policy::default()).node("b", 1);
+        let mut world = (0..silent).fold(world, |world, n| world.silent(&format!("silent-{n}")));
+        let uid = world.wait(&large);
+        let mut counted = Counted(world.ledger, 0);
+        explain(&mut counted, &uid, &ShownNodes::Best(1)).unwrap();
+        counted.1
+    };
+    assert!(locks(2000) >= locks(1) + 7, "{} and {}", locks(2000), locks(1));
+}
+
 #[test]
 fn where_no_gpu_is_known_at_all_labels_are_the_way_to_some() {
     let mut world = ExplainedCluster::new(Policy::default()).silent("a").silent("b");
