@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -123,11 +123,14 @@ async fn nodes(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQue
 }
 
 async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
-    let page = |place, out: &mut Vec<u8>| server.cluster.write_resident(&server.pod, place, out);
+    let page = |place, out: &mut Vec<u8>| match place == server.pods {
+        true => out.write_all(too_large().to_string().as_bytes()),
+        false => server.cluster.write_resident(&server.pod, place, out),
+    };
     if query.watch == Some(true) {
         return changing_pod(server.clone());
     }
-    list("Pod", &query, server.revision(), server.pods, page)
+    list("Pod", &query, server.revision(), server.pods + 1, page)
 }
 
 fn list(
@@ -153,6 +156,16 @@ fn list(
     }
     page.extend_from_slice(b"]}");
     ([(header::CONTENT_TYPE, "application/json")], page).into_response()
+}
+
+/// A pod that waits, because no GPU is as large.
+fn too_large() -> Value {
+    let limits = json!({"stowage.dev/vram": "1Ti"});
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "too-large", "namespace": "default", "uid": "too-large", "resourceVersion": "1"},
+        "spec": {"containers": [{"name": "engine", "resources": {"limits": limits}}]},
+    })
 }
 
 /// A watch of pods, of which one that requests no GPU changes.

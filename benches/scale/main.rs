@@ -42,7 +42,14 @@ const PODS: usize = 1_000_000;
 /// What filters take when nothing else happens.
 const QUIET: Duration = Duration::from_secs(20);
 /// The pages that are made of the whole cluster.
-const PAGES: [&str; 5] = ["/metrics", "/v1/fleet", "/v1/models", "/debug/snapshot", "/debug/reports"];
+const PAGES: [&str; 6] = [
+    "/metrics",
+    "/v1/fleet",
+    "/v1/models",
+    "/v1/explain?pod=default/too-large",
+    "/debug/snapshot",
+    "/debug/reports",
+];
 const CHANGES: usize = 3;
 /// Agents whose reports are timed: one after the other, on one connection, they say what a report costs.
 const REPORTING: usize = 2000;
