@@ -152,7 +152,7 @@ impl Ledger {
         let used = node_state.use_on(pod_state, resident.gpus);
         PotentialVictim {
             eviction_cost: self.eviction_cost(&resident.uid, pod_state, node_state, used, claim),
-            standing: claim.tenancy().standing(&resident.uid, pod_state),
+            standing: self.quota_status(&resident.uid, pod_state, claim.tenancy()),
             given_back: given_back(pod_state, used, preemptor),
             ..resident
         }
@@ -328,7 +328,7 @@ impl<'l> CandidateSurvey<'l> {
             if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
                 return None;
             }
-            is_reclaimed |= claim.tenancy().bond(uid, pod_state) == TenantHold::Borrowed;
+            is_reclaimed |= ledger.tenant_hold(uid, pod_state, claim.tenancy()) == TenantHold::Borrowed;
             let node = pod_state.node()?;
             let victim =
                 ledger.with_eviction_cost(uid, pod_state, ledger.node_state(node)?, demand, claim)?;

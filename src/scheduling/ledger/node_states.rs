@@ -8,7 +8,7 @@ use super::node_state::NodeState;
 use super::pod_states::{PodMove, PodStates};
 use super::publication::Publication;
 use super::set_policy::PolicyChange;
-use super::tenant_usage::TenantUsages;
+use super::tenant_usage::{TenantUsages, UsageOfTenant};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
@@ -201,6 +201,15 @@ impl NodeStates {
     /// What a tenant's pods use on all nodes.
     pub(super) fn used_by(&self, tenant: TenantId) -> TenantUsage {
         self.usages.of(tenant)
+    }
+
+    pub(super) fn usage_of(&self, tenant: TenantId) -> Option<&UsageOfTenant> {
+        self.usages.get(tenant)
+    }
+
+    /// Since when a pod of the tenant runs has changed, and nothing that it takes.
+    pub(super) fn note_started(&mut self, tenant: TenantId) {
+        self.usages.forget_guaranteed(tenant);
     }
 
     /// What the cluster has.

@@ -160,7 +160,7 @@ impl Ledger {
         let keep_reason = self.own_keep_reason(pod_state, preemptor);
         keep_reason.or_else(|| by.spoken_for.contains(uid).then_some(KeepReason::VictimOfAnother)).or_else(
             || {
-                let goes = match by.tenancy.bond(uid, pod_state) {
+                let goes = match self.tenant_hold(uid, pod_state, &by.tenancy) {
                     TenantHold::Loose => true,
                     TenantHold::Borrowed => by.tenancy.may_reclaim(wanted),
                     TenantHold::Kept => false,

@@ -180,7 +180,14 @@ impl Ledger {
 
     /// Since when a bound pod runs, if that is longer than this ledger knows of it.
     pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
+        let Some(known) = self.pod_states.get(uid).and_then(PodState::bound) else { return };
+        if known.started <= started {
+            return;
+        }
         self.pod_states.note(uid, |pod_state| pod_state.note_running_since(started));
+        if let Some(tenant) = self.pod_states[uid].demand.tenant {
+            self.node_states.note_started(tenant);
+        }
         self.note_disruption_info(uid);
     }
 }

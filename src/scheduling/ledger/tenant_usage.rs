@@ -7,6 +7,7 @@
 //!   highest priority use its guarantee first, then those that have run longest; the rest borrow.
 
 use super::Ledger;
+use super::node_state::NodeState;
 use super::pod_state::PodState;
 use crate::ids::PodUid;
 use crate::scheduling::policy::{Policy, Reclaim};
@@ -14,25 +15,47 @@ use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::units::Moment;
+use rustc_hash::FxHashSet;
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 
 /// A dominant share counts up to the whole cluster.
 const WHOLE: u64 = 1_000_000;
 
-/// A tenant's pod in the order in which they use its guarantee: by priority, since when it runs, and its UID.
-type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid);
+/// A tenant's pod in the order in which they use its guarantee: by priority, since when it runs, and its UID; and what it uses.
+type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid, TenantUsage);
 
-/// What each tenant's pods use on all nodes, by its place in the policy: the sum of what they use on each.
+/// What each tenant's pods use on all nodes, by its place in the policy.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TenantUsages {
-    usages: Vec<TenantUsage>,
+    usages: Vec<UsageOfTenant>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct UsageOfTenant {
+    /// Over what its pods use on each node.
+    sum: TenantUsage,
+    /// Its pods that use its guarantee, once someone has asked. All its pods are gone through for that, so copies of the ledger
+    /// share it until a pod of the tenant changes.
+    guaranteed: Arc<OnceLock<FxHashSet<PodUid>>>,
 }
 
 impl TenantUsages {
     pub(super) fn of(&self, tenant: TenantId) -> TenantUsage {
-        self.usages.get(tenant.place()).copied().unwrap_or_default()
+        self.usages.get(tenant.place()).map(|usage| usage.sum).unwrap_or_default()
+    }
+
+    /// `None` of a tenant that no pod has had yet.
+    pub(super) fn get(&self, tenant: TenantId) -> Option<&UsageOfTenant> {
+        self.usages.get(tenant.place())
+    }
+
+    /// Which pods of the tenant use its guarantee is to be found out again.
+    pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
+        if let Some(usage) = self.usages.get_mut(tenant.place()) {
+            usage.guaranteed = Arc::default();
+        }
     }
 
     /// Puts what tenants use on a node now in place of what they used there before.
@@ -42,32 +65,34 @@ impl TenantUsages {
         now: &[(TenantId, TenantUsage)],
         policy: &Policy,
     ) {
-        self.usages.resize(policy.tenants().len(), TenantUsage::default());
+        self.usages.resize_with(policy.tenants().len(), UsageOfTenant::default);
         for (tenant, used) in before {
-            if let Some(sum) = self.usages.get_mut(tenant.place()) {
-                *sum = sum.minus(*used);
+            if let Some(usage) = self.usages.get_mut(tenant.place()) {
+                usage.sum = usage.sum.minus(*used);
             }
+            self.forget_guaranteed(*tenant);
         }
         for (tenant, used) in now {
-            if let Some(sum) = self.usages.get_mut(tenant.place()) {
-                *sum += *used;
+            if let Some(usage) = self.usages.get_mut(tenant.place()) {
+                usage.sum += *used;
             }
+            self.forget_guaranteed(*tenant);
         }
     }
 }
 
-/// The shares of tenants at one moment, as a preemptor sees them.
+/// The shares of tenants, as a preemptor sees them.
 #[derive(Debug, Default)]
 pub struct TenantShares {
     /// The policy has no tenants: any pod may be evicted.
     is_off: bool,
+    /// There is a preemptor: for one of no pod, no pod uses a guarantee, and none is spared.
+    is_of_pod: bool,
     of_preemptor: Option<TenantId>,
     /// What the preemptor's tenant has left of a guarantee that it may reclaim.
     reclaimable: Option<TenantUsage>,
-    /// Pods that use their tenants' guarantees.
-    guaranteed: BTreeSet<PodUid>,
-    /// How much each tenant is spared, by the share that it borrows.
-    spared: BTreeMap<TenantId, u32>,
+    /// What the cluster has, once someone has asked: all nodes are gone through for that.
+    whole: OnceLock<TenantUsage>,
 }
 
 /// Whether a pod's tenant keeps it from being evicted for another pod.
@@ -87,25 +112,9 @@ impl TenantShares {
         Self { is_off: true, ..Self::default() }
     }
 
-    /// Whether a pod's tenant keeps it.
-    pub(in crate::scheduling) fn bond(&self, victim: &PodUid, pod_state: &PodState) -> TenantHold {
-        if self.is_off || pod_state.demand.tenant == self.of_preemptor {
-            return TenantHold::Loose;
-        }
-        if self.guaranteed.contains(victim) { TenantHold::Kept } else { TenantHold::Borrowed }
-    }
-
     /// Whether the preemptor, which would use that much, may reclaim what other tenants borrow.
     pub(in crate::scheduling) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
-    }
-
-    pub(in crate::scheduling) fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
-        if self.guaranteed.contains(victim) {
-            return QuotaStatus::Guaranteed;
-        }
-        let spared = pod_state.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
-        QuotaStatus::Borrowed { spared: spared.copied().unwrap_or(0) }
     }
 }
 
@@ -176,18 +185,61 @@ impl Ledger {
         if self.policy.tenants().is_empty() {
             return TenantShares::off();
         }
-        let whole = self.whole();
-        let spared = |(id, used): (TenantId, TenantUsage)| {
-            let share = self.policy.tenant(id).map_or(0, |tenant| tenant.dominant_share(used, whole));
-            (id, (WHOLE - share.min(WHOLE)) as u32)
-        };
         TenantShares {
-            is_off: false,
+            is_of_pod: true,
             of_preemptor: pod_state.demand.tenant,
             reclaimable: self.reclaimable(uid, &pod_state.demand),
-            guaranteed: self.guaranteed(),
-            spared: self.policy.tenant_ids().map(|id| (id, self.used_by(id))).map(spared).collect(),
+            ..TenantShares::default()
         }
+    }
+
+    /// Whether a pod's tenant keeps it from being evicted.
+    pub(in crate::scheduling) fn tenant_hold(
+        &self,
+        victim: &PodUid,
+        pod_state: &PodState,
+        shares: &TenantShares,
+    ) -> TenantHold {
+        if shares.is_off || pod_state.demand.tenant == shares.of_preemptor {
+            return TenantHold::Loose;
+        }
+        let is_kept = shares.is_of_pod && self.uses_guarantee(victim, pod_state);
+        if is_kept { TenantHold::Kept } else { TenantHold::Borrowed }
+    }
+
+    pub(in crate::scheduling) fn quota_status(
+        &self,
+        victim: &PodUid,
+        pod_state: &PodState,
+        shares: &TenantShares,
+    ) -> QuotaStatus {
+        if !shares.is_of_pod {
+            return QuotaStatus::Borrowed { spared: 0 };
+        }
+        if self.uses_guarantee(victim, pod_state) {
+            return QuotaStatus::Guaranteed;
+        }
+        let share_of = |id: TenantId| {
+            let whole = *shares.whole.get_or_init(|| self.whole());
+            let tenant = self.policy.tenant(id)?;
+            Some(WHOLE - tenant.dominant_share(self.used_by(id), whole).min(WHOLE))
+        };
+        let spared = pod_state.demand.tenant.and_then(share_of);
+        QuotaStatus::Borrowed { spared: spared.unwrap_or(0) as u32 }
+    }
+
+    /// Whether a pod uses its tenant's guarantee.
+    fn uses_guarantee(&self, uid: &PodUid, pod_state: &PodState) -> bool {
+        let Some(tenant) = pod_state.demand.tenant else { return false };
+        let Some(usage) = self.node_states.usage_of(tenant) else { return false };
+        if let Some(guaranteed) = usage.guaranteed.get() {
+            return guaranteed.contains(uid);
+        }
+        let guaranteed = self.guaranteed(tenant);
+        let is_guaranteed = guaranteed.contains(uid);
+        // Two may find it out at the same time: it is the same, and whoever holds the ledger's lock waits for none.
+        let _ = usage.guaranteed.set(guaranteed);
+        is_guaranteed
     }
 
     /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
@@ -204,39 +256,30 @@ impl Ledger {
         others.is_within(tenant.guarantee).then(|| tenant.guarantee.minus(others))
     }
 
-    /// The pods that use their tenants' guarantees.
-    fn guaranteed(&self) -> BTreeSet<PodUid> {
-        let mut by_tenant: BTreeMap<TenantId, Vec<Ranked<'_>>> = BTreeMap::new();
-        for (name, node_state) in self.node_states.iter() {
+    /// The pods that use the tenant's guarantee.
+    fn guaranteed(&self, tenant: TenantId) -> FxHashSet<PodUid> {
+        let has_some = |node_state: &NodeState| node_state.usage().iter().any(|(id, _)| *id == tenant);
+        let mut pods: Vec<Ranked<'_>> = Vec::new();
+        for (name, node_state) in self.node_states.iter().filter(|(_, node_state)| has_some(node_state)) {
             for (uid, pod_state) in node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid])) {
-                let is_here = pod_state.node() == Some(name);
-                if let Some((tenant, started)) =
-                    pod_state.demand.tenant.zip(started(pod_state)).filter(|_| is_here)
-                {
-                    by_tenant.entry(tenant).or_default().push((
-                        Reverse(pod_state.demand.priority),
-                        started,
-                        uid,
-                    ));
+                let is_its = pod_state.demand.tenant == Some(tenant) && pod_state.node() == Some(name);
+                if let Some(started) = started(pod_state).filter(|_| is_its) {
+                    let used = node_state.use_of(pod_state).unwrap_or_default();
+                    pods.push((Reverse(pod_state.demand.priority), started, uid, used));
                 }
             }
         }
-        by_tenant.into_iter().flat_map(|(tenant, pods)| self.within_guarantee(tenant, pods)).collect()
-    }
-
-    fn within_guarantee(&self, tenant: TenantId, mut pods: Vec<Ranked<'_>>) -> Vec<PodUid> {
+        pods.sort_unstable_by(|(a, b, c, _), (x, y, z, _)| (a, b, c).cmp(&(x, y, z)));
         let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
-        pods.sort_unstable();
-        let mut used = TenantUsage::default();
-        pods.retain(|(.., uid)| {
-            let with = used + self.use_of(uid);
-            let is_within = with.is_within(guarantee);
-            if is_within {
-                used = with;
-            }
-            is_within
-        });
-        pods.into_iter().map(|(.., uid)| uid.clone()).collect()
+        let mut sum = TenantUsage::default();
+        let is_within = |(.., uid, used): Ranked<'_>| {
+            let with = sum + used;
+            with.is_within(guarantee).then(|| {
+                sum = with;
+                uid.clone()
+            })
+        };
+        pods.into_iter().filter_map(is_within).collect()
     }
 
     /// What a pod uses or has reserved.

@@ -25,11 +25,28 @@ const NAMESPACES: [&str; 4] = ["red", "blue", "green", "nobody's"];
 
 #[derive(Debug, Clone)]
 enum TenantStep {
-    Arrive { pod: u8, namespace: usize, vram: u64, sharing: Sharing, priority: i32 },
-    Assume { pod: u8, node: u8 },
+    Arrive {
+        pod: u8,
+        namespace: usize,
+        vram: u64,
+        sharing: Sharing,
+        priority: i32,
+    },
+    Assume {
+        pod: u8,
+        node: u8,
+    },
     Confirm(u8),
+    /// A bound pod shows that it has run for so many seconds.
+    Ran {
+        pod: u8,
+        seconds: u64,
+    },
     Release(u8),
-    Hold { pod: u8, node: u8 },
+    Hold {
+        pod: u8,
+        node: u8,
+    },
     Policy(usize),
     Tick(u64),
 }
@@ -43,6 +60,7 @@ fn step() -> impl Strategy<Value = TenantStep> {
         ),
         8 => (pod.clone(), node.clone()).prop_map(|(pod, node)| TenantStep::Assume { pod, node }),
         6 => pod.clone().prop_map(TenantStep::Confirm),
+        4 => (pod.clone(), 0u64..5000).prop_map(|(pod, seconds)| TenantStep::Ran { pod, seconds }),
         1 => pod.clone().prop_map(TenantStep::Release),
         4 => (pod, node).prop_map(|(pod, node)| TenantStep::Hold { pod, node }),
         1 => (0usize..3).prop_map(TenantStep::Policy),
@@ -141,6 +159,16 @@ impl TenantFixture {
                 let entry = self.ledger.pod_state(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
                 if let Some(entry) = entry {
                     self.ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
+                }
+            }
+            TenantStep::Ran { pod, seconds } => {
+                let entry = self.ledger.pod_state(&uid(pod)).cloned();
+                if let Some((entry, bound)) = entry.as_ref().and_then(|entry| Some((entry, entry.bound()?))) {
+                    let (node, devices) = (bound.node.clone(), bound.devices.clone());
+                    let ran = Some(Millis::seconds(seconds));
+                    let state = ObservedPhase::Bound { node, devices, starting: false, ran };
+                    let (key, demand) = (entry.key.clone(), entry.demand.clone());
+                    self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
                 }
             }
             TenantStep::Release(pod) => {
@@ -280,6 +308,14 @@ impl TenantFixture {
                 tenant.name
             );
         }
+        let (known, guaranteed) = (self.ledger.pod_states(), self.guaranteed());
+        if let Some((preemptor, _)) = known.first_key_value() {
+            let claim = self.ledger.preemptor(preemptor);
+            for (uid, entry) in &known {
+                let status = self.ledger.quota_status(uid, entry, claim.tenancy());
+                assert_eq!(status == QuotaStatus::Guaranteed, guaranteed.contains(*uid), "{uid}");
+            }
+        }
         for entry in self.ledger.pod_states().values() {
             let classified = policy.classify(&entry.demand.traits);
             assert_eq!((entry.demand.class, entry.demand.terms), (classified.class, classified.terms));
@@ -381,4 +417,22 @@ fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");
+}
+
+#[test]
+fn the_pod_that_turns_out_to_have_run_longest_uses_the_guarantee() {
+    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+    // Blue is guaranteed 60.
+    for pod in [0, 1] {
+        let (namespace, sharing) = (1, Sharing::Shared);
+        bench.apply(&TenantStep::Arrive { pod, namespace, vram: 40, sharing, priority: 0 });
+        bench.apply(&TenantStep::Assume { pod, node: 1 });
+        bench.apply(&TenantStep::Confirm(pod));
+        bench.apply(&TenantStep::Tick(1000));
+    }
+    assert_eq!(bench.guaranteed(), [uid(0)].into());
+    bench.check();
+    bench.apply(&TenantStep::Ran { pod: 1, seconds: 60 });
+    assert_eq!(bench.guaranteed(), [uid(1)].into());
+    bench.check();
 }
