@@ -11,8 +11,7 @@ use crate::ids::{NodeName, PodKey};
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
 use crate::scheduling::explaining::remedy::RemedyChange;
-use crate::scheduling::explaining::{ClusterAccess, Explanation, ShownNodes, explain};
-use crate::scheduling::verbs::Cluster;
+use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
 use crate::service::{Service, WorkKind};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
@@ -67,15 +66,6 @@ impl IntoResponse for ExplainError {
     }
 }
 
-/// The ledger behind its lock, which is released between two reads.
-struct Locked<'a>(&'a Service);
-
-impl ClusterAccess for Locked<'_> {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
-        look(&mut self.0.cluster())
-    }
-}
-
 pub async fn answer(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
@@ -117,9 +107,9 @@ async fn explained(
     }
     let named = key.clone();
     let explaining = move || {
-        let ledger = service.scratch_ledger();
-        let uid = ledger.uid_of(&named)?;
-        let explanation = explain(&mut Locked(&service), &uid, &options)?;
+        let mut cluster = service.copy_of_cluster();
+        let uid = cluster.uid_of(&named)?;
+        let explanation = explain(&mut cluster, &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
         let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();
         let explanation = Explanation { conflicts, ..explanation };

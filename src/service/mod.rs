@@ -39,7 +39,7 @@ use crate::scheduling::verbs::namespaces::NamespacesListed;
 use crate::scheduling::verbs::tick::{
     LeadershipBegan, LeadershipEnded, PackingModelLearned, PackingModelPrepared, PolicySet,
 };
-use crate::scheduling::verbs::{Change, Cluster, Input};
+use crate::scheduling::verbs::{Change, Cluster, ClusterCopy, Input};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
 use crate::telemetry::traces::Traces;
@@ -149,6 +149,11 @@ impl Service {
     /// The same, to plan on: readings do not age there, the queue is empty, and it does not lead.
     pub fn scratch_ledger(&self) -> Ledger {
         self.cluster().scratch()
+    }
+
+    /// The same of all that decisions are made on.
+    pub fn copy_of_cluster(&self) -> ClusterCopy {
+        self.cluster().copy()
     }
 
     /// Cached fit-and-score results. Take one entry out, use it, and put it back; do not evaluate nodes while this is locked.

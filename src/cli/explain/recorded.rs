@@ -34,8 +34,9 @@ pub fn explained(
     }
     let then = at.map_or("at its end".to_owned(), |at| format!("at {at}"));
     let Some(cluster) = replay.cluster() else { bail!("the recording has nothing {then}") };
+    let mut cluster = cluster.copy();
     let uid = cluster.uid_of(pod);
-    uid.and_then(|uid| explain(cluster, &uid, options)).with_context(|| {
+    uid.and_then(|uid| explain(&mut cluster, &uid, options)).with_context(|| {
         format!("the recording has no pod {pod} {then}; write NAMESPACE/NAME, or another --at")
     })
 }

@@ -55,8 +55,8 @@ pub fn from_dump(
     if let Some(left_out) = left_out_text(loaded.left_out()) {
         note(format_args!("warning: {left_out}"));
     }
-    let mut cluster = service.cluster();
-    let explained = cluster.uid_of(key).and_then(|uid| explain(&mut *cluster, &uid, options));
+    let mut cluster = service.copy_of_cluster();
+    let explained = cluster.uid_of(key).and_then(|uid| explain(&mut cluster, &uid, options));
     match explained {
         Some(explanation) => Ok(explanation),
         None => Err(Unanswered::UnknownPod(why_unknown(dump.pod(key)?.as_ref(), key, cluster.policy()))),

@@ -205,7 +205,7 @@ fn nodes_are_many_and_some_have_never_reported() {
 fn colors_are_put_on_where_they_are_wanted() {
     let mut world = usual(Policy::default());
     let uid = world.wait(&pod("mistral", "20Gi"));
-    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
+    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     assert!(text(&explanation, Paint::Colored).contains("\u{1b}[1m"));
     assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
 }

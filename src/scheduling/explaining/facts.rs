@@ -10,7 +10,7 @@ use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::ScheduleAttempt;
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{Policy, SpareRule};
-use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
@@ -54,7 +54,7 @@ pub struct Facts {
 
 impl Facts {
     /// `None` if the ledger has no such pod.
-    pub fn take(cluster: &mut Cluster, uid: &PodUid) -> Option<Self> {
+    pub fn take(cluster: &mut ClusterCopy, uid: &PodUid) -> Option<Self> {
         let snapshot = cluster.snapshot();
         let ledger: &Ledger = cluster;
         let mut entry = ledger.pod_state(uid)?.clone();
@@ -90,7 +90,7 @@ impl Facts {
         })
     }
 
-    /// Makes the snapshot the one that the pod itself sees. May copy it: do not call under a lock.
+    /// Makes the snapshot the one that the pod itself sees.
     pub fn without_own_reservation(mut self) -> Self {
         let own = std::mem::take(&mut self.own_nodes);
         if !own.is_empty() {

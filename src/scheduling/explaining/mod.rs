@@ -1,8 +1,8 @@
 //! Explanations: why a pod is where it is, or is pending, and what would have to change. For people, and never for a decision.
 //!
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
-//! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
-//! short reads of the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
+//! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] reads the
+//! ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
 //! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`fleet`]
 //! shows the whole cluster, [`usage`] says how much of it each class and tenant has, and [`fragmentation`] what is free and of no
 //! use. Nothing here changes anything or has a clock.
@@ -29,7 +29,7 @@ pub mod usage;
 pub use explanation::Explanation;
 pub use remedy::sentence::lost;
 
-use super::verbs::Cluster;
+use super::verbs::ClusterCopy;
 use crate::ids::{NodeName, PodUid};
 use explanation::NodePart;
 use facts::{Facts, NodeDetails};
@@ -51,37 +51,10 @@ impl Default for ShownNodes {
     }
 }
 
-/// Access to the ledger for an explanation. An explanation reads the ledger several times, shortly, and computes in between, so
-/// that a caller that keeps the ledger behind a lock can release it between the reads.
-pub trait ClusterAccess {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R;
-}
-
-impl ClusterAccess for Cluster {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
-        look(self)
-    }
-}
-
-/// How many policy changes to tolerate while one pod is explained. Policies do not change that fast.
-const CHANGES: usize = 3;
-
-/// Explains the pod of `uid`, by one policy; `None` if the ledger has no such pod. The findings of the continuous audit are not
-/// in the ledger; the caller adds them.
-pub fn explain(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
-    let mut explanation = explain_once(cluster, uid, options)?;
-    for _ in 0..CHANGES {
-        // The policy may have changed between two reads.
-        if explanation.policy.version == cluster.look(|ledger| ledger.policy().version) {
-            break;
-        }
-        explanation = explain_once(cluster, uid, options)?;
-    }
-    Some(explanation)
-}
-
-fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
-    let facts = cluster.look(|ledger| Facts::take(ledger, uid))?.without_own_reservation();
+/// Explains the pod of `uid`, of a copy of the cluster, because all nodes are looked at; `None` if the ledger has no such pod. The
+/// findings of the continuous audit are not in the ledger; the caller adds them.
+pub fn explain(cluster: &mut ClusterCopy, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
+    let facts = Facts::take(cluster, uid)?.without_own_reservation();
     let outline = NodeOutline::of(&facts, options);
     let verdict = pod_stage::verdict(&facts, outline.counts.fit);
     let nodes = shown(cluster, &facts, &outline, options);
@@ -107,12 +80,7 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
     })
 }
 
-fn shown(
-    cluster: &mut impl ClusterAccess,
-    facts: &Facts,
-    outline: &NodeOutline,
-    options: &ShownNodes,
-) -> Vec<NodePart> {
+fn shown(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline, options: &ShownNodes) -> Vec<NodePart> {
     if let ShownNodes::Node(name) = options
         && facts.snapshot.node(name.as_str()).is_none()
     {
@@ -120,8 +88,7 @@ fn shown(
     }
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
-        let known =
-            cluster.look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
+        let known = NodeDetails::take(cluster, &nodes[place].name).with_reasons(cluster, facts);
         outline.part(place, facts, &known)
     };
     outline.shown(facts, options).into_iter().map(part).collect()

@@ -155,7 +155,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
 fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explanation) {
     let mut world = plan.build();
     let uid = world.wait(wanted);
-    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::All).unwrap();
+    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
     (world, explanation)
 }
 

@@ -236,6 +236,6 @@ impl ExplainedCluster {
     /// Adds the pod as pending, and explains it.
     pub fn explained(&mut self, pod: &Sketch, options: &ShownNodes) -> Explanation {
         let uid = self.wait(pod);
-        explain(&mut self.ledger, &uid, options).unwrap()
+        explain(&mut self.ledger.copy(), &uid, options).unwrap()
     }
 }

@@ -1,9 +1,9 @@
 //! What the planner does not support of a pending pod: on such nodes it evicts no pod for it, and nominates none.
 
-use super::ClusterAccess;
 use super::facts::Facts;
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict};
 use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::verbs::ClusterCopy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,12 +18,11 @@ pub struct UnsupportedPart {
 }
 
 /// By rule, in order of their names.
-pub fn unsupported(cluster: &mut impl ClusterAccess, facts: &Facts) -> Vec<UnsupportedPart> {
+pub fn unsupported(cluster: &ClusterCopy, facts: &Facts) -> Vec<UnsupportedPart> {
     if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
         return Vec::new();
     }
-    // A copy, which costs next to nothing: the nodes are looked at outside the lock.
-    let view = cluster.look(|cluster| cluster.kube_filters().snapshot());
+    let view = cluster.kube_filters();
     let Some(wants) = view.wants(&facts.uid) else { return Vec::new() };
     let query = view.ask(Some(&facts.uid), wants);
     let mut found = BTreeMap::new();

@@ -4,9 +4,11 @@ use super::Cluster;
 use super::open_bindings::OpenBindings;
 use crate::scheduling::kube_filters::{ClusterFilters, ClusterFiltersState, FilterSnapshot};
 use crate::scheduling::ledger::{Ledger, LedgerState, LoadError};
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// Everything that a cluster was told, and everything it has decided.
@@ -18,7 +20,7 @@ pub struct ClusterState {
     bindings: OpenBindings,
 }
 
-/// A copy of a cluster, to be exported outside its lock. It is made at once: it shares what neither side changes.
+/// A copy of a cluster, to be exported or explained outside its lock. It is made at once: it shares what neither side changes.
 #[derive(Debug, Clone)]
 pub struct ClusterCopy {
     ledger: Ledger,
@@ -50,7 +52,23 @@ impl Cluster {
     }
 }
 
+impl Deref for ClusterCopy {
+    type Target = Ledger;
+
+    fn deref(&self) -> &Ledger {
+        &self.ledger
+    }
+}
+
 impl ClusterCopy {
+    pub(in crate::scheduling) fn snapshot(&mut self) -> Arc<Snapshot> {
+        self.ledger.snapshot()
+    }
+
+    pub(in crate::scheduling) fn kube_filters(&self) -> &FilterSnapshot {
+        &self.kube_filters
+    }
+
     pub fn export(&self) -> ClusterState {
         ClusterState {
             policy: self.ledger.policy().clone(),

@@ -1,12 +1,12 @@
 //! Removes one obstacle at a time, on every node that does not fit, and asks the core again.
 
 use super::{RemedyChange, gpu_candidate, gpu_candidates};
-use crate::scheduling::explaining::ClusterAccess;
 use crate::scheduling::explaining::facts::{Facts, GpuOccupants, NodeDetails};
 use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::explaining::obstacle::{Obstacle, obstacles};
-use crate::scheduling::ledger::{Ledger, OccupantPhase};
+use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
+use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
@@ -41,9 +41,6 @@ const ALL: [LiftedObstacle; 8] = [
 /// How many of the nodes that the same change helps are compared to find the nearest.
 const COMPARED: usize = 16;
 
-/// Nodes that are looked up under one lock, for which a filter call waits: a fraction of a millisecond.
-const NODES_AT_A_LOOK: usize = 256;
-
 /// The nodes that a change helps, nearest first.
 #[derive(Default)]
 struct LiftedNodes {
@@ -51,7 +48,7 @@ struct LiftedNodes {
     nodes: u32,
 }
 
-pub fn lifted(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+pub fn lifted(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> =
         free_more(facts, outline).into_iter().chain(start_agent(cluster, facts, outline)).collect();
     for lift in ALL {
@@ -105,16 +102,11 @@ impl LiftedObstacle {
         }
     }
 
-    fn told(
-        self,
-        cluster: &mut impl ClusterAccess,
-        facts: &Facts,
-        found: &LiftedNodes,
-    ) -> Option<RemedyChange> {
+    fn told(self, cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
         let nodes = found.nodes;
         let (place, gpus) = *found.gpu_candidates.first()?;
         let node = &facts.snapshot.nodes()[place];
-        let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let known = NodeDetails::take(cluster, &node.name);
         let gpu_candidate = gpu_candidate(node, gpus);
         let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
             let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
@@ -174,14 +166,10 @@ fn empty(gpu: &mut Gpu) {
 }
 
 /// The node where the last obstructing engine finishes starting soonest.
-fn earliest_start_gate(
-    cluster: &mut impl ClusterAccess,
-    facts: &Facts,
-    found: &LiftedNodes,
-) -> Option<RemedyChange> {
+fn earliest_start_gate(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
-        let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let known = NodeDetails::take(cluster, &node.name);
         let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
         let gates: Vec<(Vec<String>, Option<Millis>)> =
             starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
@@ -201,7 +189,7 @@ fn earliest_start_gate(
 }
 
 /// The node where the busiest of the obstructing engines has the least load.
-fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+fn calmest(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
     let engine_load = |(place, gpus): &(usize, GpuSet)| {
@@ -215,7 +203,7 @@ fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes)
     };
     let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
-    let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
+    let known = NodeDetails::take(cluster, &node.name);
     let engines = |place: usize| {
         let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
         gpu_occupants.named(|gpu_occupant| {
@@ -263,20 +251,14 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
 
 /// Nodes without a report, or without one that is recent enough for the policy; of those that have never reported, only ones
 /// that show by other means that they have GPUs: most nodes without a report have none.
-fn start_agent(
-    cluster: &mut impl ClusterAccess,
-    facts: &Facts,
-    outline: &NodeOutline,
-) -> Option<RemedyChange> {
+fn start_agent(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport);
     let nodes = facts.snapshot.nodes();
-    let refused = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
-    let (mut all, unreported): (Vec<usize>, Vec<usize>) =
-        refused.map(|(place, _)| place).partition(|place| nodes[*place].freshness != Freshness::Unreported);
-    for some in unreported.chunks(NODES_AT_A_LOOK) {
-        let shows_gpus = |ledger: &Ledger, place: usize| ledger.shows_gpus(&nodes[place].name);
-        cluster.look(|ledger| all.extend(some.iter().copied().filter(|place| shows_gpus(ledger, *place))));
-    }
+    let shows_gpus = |place: &usize| {
+        nodes[*place].freshness != Freshness::Unreported || cluster.shows_gpus(&nodes[*place].name)
+    };
+    let unseen = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
+    let all: Vec<usize> = unseen.map(|(place, _)| place).filter(shows_gpus).collect();
     let Some(first) = all.iter().min().map(|place| &nodes[*place]) else {
         let is_any_known = nodes.iter().any(|node| !node.gpus.is_empty() || !node.plugin.is_empty());
         return (!is_any_known && !nodes.is_empty()).then_some(RemedyChange::LabelGpuNodes);

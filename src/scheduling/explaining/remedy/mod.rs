@@ -12,7 +12,6 @@ mod victims;
 
 pub use impasse::{Impasse, ImpasseKind, impasse};
 
-use super::ClusterAccess;
 use super::classification::asked_vram;
 use super::explanation::{PodVerdict, ShareAmount};
 use super::facts::Facts;
@@ -24,6 +23,7 @@ use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::rank::shortlist;
+use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{GpuSet, Health};
@@ -158,7 +158,7 @@ pub enum PreemptionNeeds {
 
 /// All remedies, the easiest first.
 pub fn remedies(
-    cluster: &mut impl ClusterAccess,
+    cluster: &ClusterCopy,
     facts: &Facts,
     outline: &NodeOutline,
     verdict: PodVerdict,
@@ -176,14 +176,14 @@ pub fn remedies(
 
 /// The pod fits only where the scheduler did not ask: another plugin would have to accept it there, or something must change
 /// elsewhere.
-fn ruled_out(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
     let best = outline.best().map(|place| RemedyChange::RejectedByOthers { node: node(place), nodes });
     best.into_iter().chain(changes(cluster, facts, outline)).collect()
 }
 
-fn changes(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline).into_iter().collect();
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));

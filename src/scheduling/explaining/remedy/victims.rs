@@ -5,13 +5,12 @@ use super::{GroupRestart, PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
 use crate::scheduling::evicting::{
     BudgetRules, PreemptionCandidate, Shortfall, VictimGroup, VictimSet, cheapest_victims,
 };
-use crate::scheduling::explaining::ClusterAccess;
 use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
 use crate::scheduling::placing::fit::{check_node_admission, evictions_could_resolve};
-use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::demand::Demand;
 
 /// The highest priority a user's PriorityClass may have; above it are the system's own.
@@ -19,11 +18,7 @@ const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
 
 /// The cheapest pods that the policy allows to evict: for the pod as it is, or, if no pod may be evicted for it, with the lowest
 /// priority for which one may.
-pub fn preempt(
-    cluster: &mut impl ClusterAccess,
-    facts: &Facts,
-    outline: &NodeOutline,
-) -> Option<RemedyChange> {
+pub fn preempt(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let demand = facts.demand();
     if let Some(found) = cheapest(cluster, facts, outline, demand) {
         let needs = match found.limit {
@@ -51,7 +46,7 @@ struct FoundVictims {
 }
 
 fn cheapest(
-    cluster: &mut impl ClusterAccess,
+    cluster: &ClusterCopy,
     facts: &Facts,
     outline: &NodeOutline,
     demand: &Demand,
@@ -67,10 +62,8 @@ fn cheapest(
         outline.refused_and_open(facts).map(|(place, _)| place).filter(could_help).take(NODES_FOR_VICTIMS);
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
-        let (candidate, missing) = cluster.look(|ledger: &mut Cluster| {
-            let candidate = ledger.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
-            Some((candidate, demand.vram().minus(ledger.sum_left_on(name))))
-        })?;
+        let candidate = cluster.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
+        let missing = demand.vram().minus(cluster.sum_left_on(name));
         // What the scheduler itself must see freed, which counts by the node's sum.
         let candidate = PreemptionCandidate {
             shortfall: Shortfall { vram: missing, ..Shortfall::default() },
@@ -80,7 +73,7 @@ fn cheapest(
             cheapest_victims(&candidate, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
         let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
         let victims = candidate.potential_victims.into_iter().filter(leaves).collect();
-        let limit = cluster.look(|ledger| ledger.eviction_limit(&set.all_victims()));
+        let limit = cluster.eviction_limit(&set.all_victims());
         Some(FoundVictims { place, set, victims, gangs: candidate.gangs, limit })
     });
     found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
@@ -91,7 +84,7 @@ impl FoundVictims {
         self.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN)
     }
 
-    fn told(&self, cluster: &mut impl ClusterAccess, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
+    fn told(&self, cluster: &ClusterCopy, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
         let mut victims: Vec<Victim> =
             self.victims.iter().map(|victim| self.victim(cluster, facts, victim)).collect();
         victims.sort_by(|a, b| a.pod.cmp(&b.pod));
@@ -99,11 +92,9 @@ impl FoundVictims {
         RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
     }
 
-    fn victim(&self, cluster: &mut impl ClusterAccess, facts: &Facts, victim: &PotentialVictim) -> Victim {
-        let known = cluster.look(|ledger| {
-            let entry = ledger.pod_state(&victim.uid)?;
-            Some((entry.key.to_string(), entry.disruption_info.queue_managed))
-        });
+    fn victim(&self, cluster: &ClusterCopy, facts: &Facts, victim: &PotentialVictim) -> Victim {
+        let known = cluster.pod_state(&victim.uid);
+        let known = known.map(|entry| (entry.key.to_string(), entry.disruption_info.queue_managed));
         let (pod, is_kueues) = known.unwrap_or_else(|| (victim.uid.to_string(), false));
         Victim {
             pod,
@@ -117,14 +108,12 @@ impl FoundVictims {
     }
 
     /// What the restart of the victim's group loses: its members here, and those on other nodes.
-    fn restart(&self, cluster: &mut impl ClusterAccess, victim: &PotentialVictim) -> Option<GroupRestart> {
+    fn restart(&self, cluster: &ClusterCopy, victim: &PotentialVictim) -> Option<GroupRestart> {
         let gang = self.gangs.get(usize::from(victim.gang?))?;
         let here = self.victims.iter().filter(|one| one.gang == victim.gang);
         let cost =
             here.map(|one| one.eviction_cost.total()).fold(gang.eviction_cost.cost, u64::saturating_add);
-        let name = cluster.look(|ledger| {
-            Some(ledger.pod_state(&victim.uid)?.disruption_info.group.as_ref()?.to_string())
-        })?;
+        let name = cluster.pod_state(&victim.uid)?.disruption_info.group.as_ref()?.to_string();
         Some(GroupRestart { name, pods: gang.members.len() as u32, cost })
     }
 }
