@@ -107,7 +107,7 @@ async fn explained(
     }
     let named = key.clone();
     let explaining = move || {
-        let mut cluster = service.copy_of_cluster();
+        let mut cluster = service.cluster_to_explain();
         let uid = cluster.uid_of(&named)?;
         let explanation = explain(&mut cluster, &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);

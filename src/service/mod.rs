@@ -151,8 +151,8 @@ impl Service {
         self.cluster().scratch()
     }
 
-    /// The same of all that decisions are made on.
-    pub fn copy_of_cluster(&self) -> ClusterCopy {
+    /// The same to explain pods with.
+    pub fn cluster_to_explain(&self) -> ClusterCopy {
         self.cluster().copy()
     }
 

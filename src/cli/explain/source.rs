@@ -55,7 +55,7 @@ pub fn from_dump(
     if let Some(left_out) = left_out_text(loaded.left_out()) {
         note(format_args!("warning: {left_out}"));
     }
-    let mut cluster = service.copy_of_cluster();
+    let mut cluster = service.cluster_to_explain();
     let explained = cluster.uid_of(key).and_then(|uid| explain(&mut cluster, &uid, options));
     match explained {
         Some(explanation) => Ok(explanation),

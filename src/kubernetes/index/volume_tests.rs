@@ -127,7 +127,7 @@ fn what_is_not_supported_is_explained() {
     let unsupported = |objects: &[Value]| {
         let service = loaded(objects);
         let explanation =
-            explain(&mut service.copy_of_cluster(), &PodUid::parse("1").unwrap(), &ShownNodes::default());
+            explain(&mut service.cluster_to_explain(), &PodUid::parse("1").unwrap(), &ShownNodes::default());
         let parts = explanation.unwrap().unsupported.into_iter();
         parts.map(|part| (part.rule, part.nodes)).collect::<Vec<_>>()
     };

@@ -4,6 +4,7 @@
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodState};
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
@@ -27,6 +28,8 @@ pub enum Violation {
     DevicesDiffer { node: NodeName, resource: PluginResource, recorded: u32, added_up: u32 },
     #[error("{node}: the ledger has pods that ask for {recorded}, the pods add up to {added_up}")]
     AskedForDiffers { node: NodeName, recorded: Bytes, added_up: Bytes },
+    #[error("the ledger has {recorded:?} as what all nodes have, they add up to {added_up:?}")]
+    WholeDiffers { recorded: TenantUsage, added_up: TenantUsage },
     #[error("the ledger has {} in {group}, {shown} show that they are", plural(*recorded, "pod"))]
     GroupsDiffer { group: GroupKey, recorded: usize, shown: usize },
 }
@@ -80,7 +83,16 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
         check_asked_for(ledger, name, &pod_states, &mut violations);
     }
     check_groups(ledger, &all, &mut violations);
+    check_whole(ledger, &mut violations);
     violations
+}
+
+fn check_whole(ledger: &Ledger, violations: &mut Vec<Violation>) {
+    let existing = ledger.node_states().filter(|(name, _)| ledger.has_node(name));
+    let (recorded, added_up) = (ledger.whole(), existing.map(|(_, node)| node.whole()).sum());
+    if recorded != added_up {
+        violations.push(Violation::WholeDiffers { recorded, added_up });
+    }
 }
 
 /// What the node's pods ask for together must agree with what kube-scheduler counts.

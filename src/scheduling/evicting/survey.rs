@@ -5,7 +5,6 @@ use super::{EvictionCost, MembersElsewhere, PreemptionCandidate, VictimGroup};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::ledger::BudgetIndex;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::ledger::TenantHold;
 use crate::scheduling::ledger::{Departure, KeepReason, Preemptor};
 use crate::scheduling::ledger::{NodeState, ResidentPod};
 use crate::scheduling::ledger::{PodPhase, PodState};
@@ -328,7 +327,7 @@ impl<'l> CandidateSurvey<'l> {
             if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
                 return None;
             }
-            is_reclaimed |= ledger.tenant_hold(uid, pod_state, claim.tenancy()) == TenantHold::Borrowed;
+            is_reclaimed |= claim.tenancy().is_of_another(pod_state);
             let node = pod_state.node()?;
             let victim =
                 ledger.with_eviction_cost(uid, pod_state, ledger.node_state(node)?, demand, claim)?;

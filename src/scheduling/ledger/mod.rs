@@ -95,7 +95,6 @@ pub(in crate::scheduling) use budget_index::BudgetIndex;
 pub(in crate::scheduling) use node_state::{NodeState, ResidentPod};
 pub(in crate::scheduling) use potential_victim::given_back;
 pub(in crate::scheduling) use preemptor::Departure;
-pub(in crate::scheduling) use tenant_usage::TenantHold;
 
 use super::placing::snapshot::Snapshot;
 use super::policy::{NamespaceLabels, Policy};

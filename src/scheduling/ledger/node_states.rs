@@ -4,7 +4,7 @@
 //! [`NodeStates::refresh`] or [`NodeStates::refresh_view`], which bring sums and snapshot up to date.
 
 use super::copy_on_write::NodeMap;
-use super::node_state::NodeState;
+use super::node_state::{CountedNode, NodeState};
 use super::pod_states::{PodMove, PodStates};
 use super::publication::Publication;
 use super::set_policy::PolicyChange;
@@ -38,6 +38,8 @@ pub(super) struct NodeStates {
     with_lenders: BTreeSet<NodeName>,
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
     spare: SpareCounts,
+    /// What all nodes have that exist.
+    whole: TenantUsage,
     publication: Publication,
 }
 
@@ -76,6 +78,7 @@ impl NodeStates {
             with_loans: self.with_loans.clone(),
             with_lenders: self.with_lenders.clone(),
             spare: self.spare,
+            whole: self.whole,
             publication: self.publication.clone(),
         }
     }
@@ -121,8 +124,8 @@ impl NodeStates {
             if node_state.has_sleeping_lenders() {
                 loaded.with_lenders.insert(name.clone());
             }
-            let (_, now) = node_state.count_spare();
-            loaded.spare.replace(&SpareCounts::default(), &now);
+            let (_, now) = node_state.count();
+            loaded.replace_counted(&CountedNode::default(), &now);
         }
         Ok(loaded)
     }
@@ -214,7 +217,7 @@ impl NodeStates {
 
     /// What the cluster has.
     pub(super) fn whole(&self) -> TenantUsage {
-        self.all_existing().map(|node_state| node_state.view().whole()).sum()
+        self.whole
     }
 
     /// The node exists, as one of that kind. Answers whether that is new.
@@ -237,7 +240,7 @@ impl NodeStates {
     pub(super) fn remove(&mut self, name: &NodeName, policy: &Policy) -> bool {
         let Some(node_state) = self.existing_mut(name) else { return false };
         node_state.remove();
-        self.count_spare(name);
+        self.count(name);
         // A node that comes back under its name may be another machine.
         self.forget_reading(name, policy);
         self.publication.note_came_or_went(name);
@@ -278,19 +281,24 @@ impl NodeStates {
             node_state.set_view(view, self.publication.next_generation());
             self.publication.publish(node_state.view());
         }
-        self.count_spare(name);
+        self.count(name);
     }
 
     /// Whether new pods go to a node at all.
     pub(super) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
         self.nodes.open(name).set_takes_new_pods(takes_new_pods);
-        self.count_spare(name);
+        self.count(name);
     }
 
-    fn count_spare(&mut self, name: &NodeName) {
+    fn count(&mut self, name: &NodeName) {
         let Some(node_state) = self.nodes.get_mut(name) else { return };
-        let (before, now) = node_state.count_spare();
-        self.spare.replace(&before, &now);
+        let (before, now) = node_state.count();
+        self.replace_counted(&before, &now);
+    }
+
+    fn replace_counted(&mut self, before: &CountedNode, now: &CountedNode) {
+        self.spare.replace(&before.spare, &now.spare);
+        self.whole = self.whole.minus(before.whole) + now.whole;
     }
 
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
@@ -374,17 +382,18 @@ impl NodeStates {
             node_state.set_view(view, generation);
             self.publication.publish(node_state.view());
         }
-        self.count_spare(name);
+        self.count(name);
     }
 
     /// Takes a node out, and what it adds to the sums.
     fn take_out(&mut self, name: &NodeName, policy: &Policy) {
         let Some(node_state) = self.nodes.get(name) else { return };
         self.usages.replace(node_state.usage(), &[], policy);
-        self.spare.replace(node_state.counted_spare(), &SpareCounts::default());
+        let counted = *node_state.counted();
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
         }
+        self.replace_counted(&counted, &CountedNode::default());
         self.with_loans.remove(name);
         self.with_lenders.remove(name);
         self.nodes.remove(name);

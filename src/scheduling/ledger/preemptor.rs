@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::pod_state::{BoundPod, PodState};
-use super::tenant_usage::{TenantHold, TenantShares};
+use super::tenant_usage::TenantShares;
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::TenantQuota;
 use crate::scheduling::policy::{KueueRule, Preemptibility};
@@ -159,14 +159,7 @@ impl Ledger {
     ) -> Option<KeepReason> {
         let keep_reason = self.own_keep_reason(pod_state, preemptor);
         keep_reason.or_else(|| by.spoken_for.contains(uid).then_some(KeepReason::VictimOfAnother)).or_else(
-            || {
-                let goes = match self.tenant_hold(uid, pod_state, &by.tenancy) {
-                    TenantHold::Loose => true,
-                    TenantHold::Borrowed => by.tenancy.may_reclaim(wanted),
-                    TenantHold::Kept => false,
-                };
-                (!goes).then_some(KeepReason::Tenant)
-            },
+            || self.is_kept_by_tenant(uid, pod_state, wanted, &by.tenancy).then_some(KeepReason::Tenant),
         )
     }
 

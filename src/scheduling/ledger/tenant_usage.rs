@@ -91,25 +91,17 @@ pub struct TenantShares {
     of_preemptor: Option<TenantId>,
     /// What the preemptor's tenant has left of a guarantee that it may reclaim.
     reclaimable: Option<TenantUsage>,
-    /// What the cluster has, once someone has asked: all nodes are gone through for that.
-    whole: OnceLock<TenantUsage>,
-}
-
-/// Whether a pod's tenant keeps it from being evicted for another pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::scheduling) enum TenantHold {
-    /// It does not: both are of one tenant, or tenants do not count.
-    Loose,
-    /// It uses borrowed quota, which other tenants may reclaim.
-    Borrowed,
-    /// It uses its tenant's guarantee.
-    Kept,
 }
 
 impl TenantShares {
     /// Tenants do not matter.
     pub(super) fn off() -> Self {
         Self { is_off: true, ..Self::default() }
+    }
+
+    /// Whether the pod is of another tenant than the preemptor, where that matters.
+    pub(in crate::scheduling) fn is_of_another(&self, pod_state: &PodState) -> bool {
+        !self.is_off && pod_state.demand.tenant != self.of_preemptor
     }
 
     /// Whether the preemptor, which would use that much, may reclaim what other tenants borrow.
@@ -193,18 +185,18 @@ impl Ledger {
         }
     }
 
-    /// Whether a pod's tenant keeps it from being evicted.
-    pub(in crate::scheduling) fn tenant_hold(
+    /// Whether a pod's tenant keeps it from being evicted for a preemptor that would use that much: of another tenant's pods, only
+    /// those that borrow are reclaimed.
+    pub(super) fn is_kept_by_tenant(
         &self,
         victim: &PodUid,
         pod_state: &PodState,
+        wanted: TenantUsage,
         shares: &TenantShares,
-    ) -> TenantHold {
-        if shares.is_off || pod_state.demand.tenant == shares.of_preemptor {
-            return TenantHold::Loose;
-        }
-        let is_kept = shares.is_of_pod && self.uses_guarantee(victim, pod_state);
-        if is_kept { TenantHold::Kept } else { TenantHold::Borrowed }
+    ) -> bool {
+        // Most preemptors may reclaim nothing: for them no tenant's pods are gone through.
+        shares.is_of_another(pod_state)
+            && (!shares.may_reclaim(wanted) || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
     }
 
     pub(in crate::scheduling) fn quota_status(
@@ -220,9 +212,8 @@ impl Ledger {
             return QuotaStatus::Guaranteed;
         }
         let share_of = |id: TenantId| {
-            let whole = *shares.whole.get_or_init(|| self.whole());
             let tenant = self.policy.tenant(id)?;
-            Some(WHOLE - tenant.dominant_share(self.used_by(id), whole).min(WHOLE))
+            Some(WHOLE - tenant.dominant_share(self.used_by(id), self.whole()).min(WHOLE))
         };
         let spared = pod_state.demand.tenant.and_then(share_of);
         QuotaStatus::Borrowed { spared: spared.unwrap_or(0) as u32 }

@@ -150,7 +150,7 @@ impl NodeState {
     /// What it adds to sums over nodes is not in them any more.
     pub(in crate::scheduling::ledger) fn forget_sums(&mut self) {
         self.charges.usage.clear();
-        self.forget_spare();
+        self.forget_counted();
     }
 
     /// What is left of each GPU.

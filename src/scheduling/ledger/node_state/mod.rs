@@ -27,6 +27,7 @@ use super::start_samples::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
@@ -97,14 +98,22 @@ pub(in crate::scheduling) struct NodeState {
     /// It is cordoned, or its kubelet does not answer: no new pod goes there.
     #[serde(default)]
     cordoned: bool,
-    /// Its free GPUs, as they are counted for the rules of `planning.spare`.
     #[serde(skip)]
-    spare: SpareCounts,
+    counted: CountedNode,
     /// CPU and memory that no pod that is bound here has, as far as that is known.
     unbound: Option<HostResources>,
     /// Follows from all the rest; only its name and generation are stored.
     #[serde(with = "view_version")]
     view: Node,
+}
+
+/// What a node adds to the sums over all nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::scheduling) struct CountedNode {
+    /// Its free GPUs, for the rules of `planning.spare`.
+    pub spare: SpareCounts,
+    /// What it has.
+    pub whole: TenantUsage,
 }
 
 impl NodeState {
@@ -134,7 +143,7 @@ impl NodeState {
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
             cordoned: false,
-            spare: SpareCounts::default(),
+            counted: CountedNode::default(),
             unbound: None,
             view,
         }
@@ -357,24 +366,28 @@ impl NodeState {
         is_new
     }
 
-    /// Counts its free GPUs again for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a
-    /// node on which Stowage places no pod.
-    pub(super) fn count_spare(&mut self) -> (SpareCounts, SpareCounts) {
+    /// Counts again what it adds to the sums over all nodes. Answers what it added before, and what now. On a node on which Stowage
+    /// places no pod, no GPU is free for the rules of `planning.spare`.
+    pub(super) fn count(&mut self) -> (CountedNode, CountedNode) {
         let Node { kind, closed, miscut, .. } = self.view;
-        let mut now = SpareCounts::default();
-        if self.exists && kind == NodeKind::Stowage && !closed && !miscut && !self.cordoned {
-            self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty()).for_each(|gpu| now.count(gpu.spare));
+        let mut now = CountedNode::default();
+        if self.exists {
+            now.whole = self.view.whole();
         }
-        (std::mem::replace(&mut self.spare, now), now)
+        if self.exists && kind == NodeKind::Stowage && !closed && !miscut && !self.cordoned {
+            let free = self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty());
+            free.for_each(|gpu| now.spare.count(gpu.spare));
+        }
+        (std::mem::replace(&mut self.counted, now), now)
     }
 
-    /// Its free GPUs, as they were counted last.
-    pub(super) fn counted_spare(&self) -> &SpareCounts {
-        &self.spare
+    /// What it adds to the sums over all nodes, as it was counted last.
+    pub(super) fn counted(&self) -> &CountedNode {
+        &self.counted
     }
 
-    fn forget_spare(&mut self) {
-        self.spare = SpareCounts::default();
+    fn forget_counted(&mut self) {
+        self.counted = CountedNode::default();
     }
 
     pub(super) fn set_takes_new_pods(&mut self, takes_new_pods: bool) {
