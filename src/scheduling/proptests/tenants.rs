@@ -49,6 +49,10 @@ enum TenantStep {
     },
     Policy(usize),
     Tick(u64),
+    /// A copy is kept from here on.
+    Copy,
+    /// A pod leaves the copy.
+    ReleaseOnCopy(u8),
 }
 
 fn step() -> impl Strategy<Value = TenantStep> {
@@ -62,7 +66,9 @@ fn step() -> impl Strategy<Value = TenantStep> {
         6 => pod.clone().prop_map(TenantStep::Confirm),
         4 => (pod.clone(), 0u64..5000).prop_map(|(pod, seconds)| TenantStep::Ran { pod, seconds }),
         1 => pod.clone().prop_map(TenantStep::Release),
-        4 => (pod, node).prop_map(|(pod, node)| TenantStep::Hold { pod, node }),
+        4 => (pod.clone(), node).prop_map(|(pod, node)| TenantStep::Hold { pod, node }),
+        1 => Just(TenantStep::Copy),
+        1 => pod.prop_map(TenantStep::ReleaseOnCopy),
         1 => (0usize..3).prop_map(TenantStep::Policy),
         1 => (1u64..2000).prop_map(|seconds| TenantStep::Tick(seconds * 1000)),
     ]
@@ -127,6 +133,8 @@ fn new_ledger(policy: Policy) -> Ledger {
 struct TenantFixture {
     ledger: Ledger,
     now: Moment,
+    /// One that was made of it earlier, and went on by itself.
+    copy: Option<Box<Self>>,
 }
 
 /// What a bound, assumed or reserved pod uses: 90 of 100 are allocatable on each GPU.
@@ -179,6 +187,14 @@ impl TenantFixture {
             TenantStep::Tick(millis) => {
                 self.now = self.now + Millis(millis);
                 self.ledger.expire(self.now);
+            }
+            TenantStep::Copy => {
+                self.copy = Some(Box::new(Self { ledger: self.ledger.scratch(), now: self.now, copy: None }));
+            }
+            TenantStep::ReleaseOnCopy(pod) => {
+                if let Some(copy) = &mut self.copy {
+                    copy.ledger.release(&uid(pod));
+                }
             }
         }
     }
@@ -367,10 +383,14 @@ proptest! {
     fn limits_and_class_exclusions_hold_after_any_history_and_policy_change(
         steps in prop::collection::vec(step(), 0..120),
     ) {
-        let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+        let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000), copy: None };
         for step in &steps {
             bench.apply(step);
             bench.check();
+            // What one of them has found out, the other knows, as long as it holds for both.
+            if let Some(copy) = &mut bench.copy {
+                copy.check();
+            }
         }
         bench.check_rebuilt();
     }
@@ -380,9 +400,9 @@ proptest! {
         before in prop::collection::vec(step(), 0..80),
         after in prop::collection::vec(step(), 1..30),
     ) {
-        let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+        let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000), copy: None };
         before.iter().for_each(|step| bench.apply(step));
-        let mut loaded = TenantFixture { ledger: stored_and_loaded(&bench.ledger), now: bench.now };
+        let mut loaded = TenantFixture { ledger: stored_and_loaded(&bench.ledger), now: bench.now, copy: None };
         assert_same(&mut bench.ledger, &mut loaded.ledger);
         for step in &after {
             bench.apply(step);
@@ -394,7 +414,7 @@ proptest! {
 
 #[test]
 fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
-    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000), copy: None };
     let arrive = |pod, namespace, vram, priority| TenantStep::Arrive {
         pod,
         namespace,
@@ -421,7 +441,7 @@ fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
 
 #[test]
 fn the_pod_that_turns_out_to_have_run_longest_uses_the_guarantee() {
-    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000), copy: None };
     // Blue is guaranteed 60.
     for pod in [0, 1] {
         let (namespace, sharing) = (1, Sharing::Shared);
