@@ -53,8 +53,11 @@ impl TenantUsages {
 
     /// Which pods of the tenant use its guarantee is to be found out again.
     pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
-        if let Some(usage) = self.usages.get_mut(tenant.place()) {
-            usage.guaranteed = Arc::default();
+        let Some(usage) = self.usages.get_mut(tenant.place()) else { return };
+        match Arc::get_mut(&mut usage.guaranteed) {
+            Some(alone) => drop(alone.take()),
+            // It still holds for the copies.
+            None => usage.guaranteed = Arc::default(),
         }
     }
 
