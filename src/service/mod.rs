@@ -141,7 +141,7 @@ impl Service {
         cluster
     }
 
-    /// A copy of the ledger to read, as it is now. Nothing waits for whoever reads it: the lock is released before this returns.
+    /// A copy of the ledger to read, as it is now. The lock is released before this returns.
     pub fn ledger_to_read(&self) -> Ledger {
         self.cluster().to_read()
     }

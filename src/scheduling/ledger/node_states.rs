@@ -211,7 +211,7 @@ impl NodeStates {
     }
 
     /// Since when a pod of the tenant runs has changed, and nothing that it takes.
-    pub(super) fn note_started(&mut self, tenant: TenantId) {
+    pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
         self.usages.forget_guaranteed(tenant);
     }
 

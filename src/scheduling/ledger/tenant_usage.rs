@@ -151,11 +151,6 @@ impl Ledger {
         self.node_states.whole()
     }
 
-    /// What the cluster has, where tenants have shares of it.
-    pub(in crate::scheduling) fn shared_whole(&self) -> TenantUsage {
-        if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() }
-    }
-
     /// What the pod's tenant may still take, beside all it has but this pod's.
     pub(in crate::scheduling) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
         self.allowance_beside(uid, demand, TenantUsage::default())
@@ -231,7 +226,7 @@ impl Ledger {
         }
         let guaranteed = self.guaranteed(tenant);
         let is_guaranteed = guaranteed.contains(uid);
-        // Two may find it out at the same time: it is the same, and whoever holds the ledger's lock waits for none.
+        // Two threads may compute it at the same time, with the same result. Neither waits, because one may hold the ledger's lock.
         let _ = usage.guaranteed.set(guaranteed);
         is_guaranteed
     }

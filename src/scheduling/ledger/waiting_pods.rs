@@ -152,7 +152,7 @@ impl Ledger {
     /// of the gated, in turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
-        let whole = self.shared_whole();
+        let whole = self.whole();
         let shares: BTreeMap<TenantId, u64> =
             self.policy.tenant_ids().map(|id| (id, self.borrowed_share(Some(id), whole))).collect();
         let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);

@@ -39,7 +39,7 @@ impl<'p> Turns<'p> {
             }
             bands.back_mut().expect("there is one").add(pod);
         }
-        Self { bands, whole: ledger.shared_whole() }
+        Self { bands, whole: ledger.whole() }
     }
 
     /// The pod whose turn it is, with what `ledger` has placed.
