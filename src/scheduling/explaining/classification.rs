@@ -67,7 +67,7 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
         left: facts.allowance.into(),
         borrowing: tenant.borrowing,
         weight: tenant.weight,
-        share_millionths: tenant.dominant_share(facts.used, facts.whole()),
+        share_millionths: tenant.dominant_share(facts.used, facts.whole),
     })
 }
 

@@ -45,6 +45,8 @@ pub struct Facts {
     pub borrowing: Option<Option<KeepReason>>,
     /// What its tenant uses.
     pub used: TenantUsage,
+    /// The capacity of the cluster, as tenants have shares of it.
+    pub whole: TenantUsage,
     /// The remaining victims of its reservation.
     pub victims: Vec<PodKey>,
     pub victims_left: u32,
@@ -82,6 +84,7 @@ impl Facts {
             spare: ledger.spare().map(|(rule, free)| (rule.clone(), free)).collect(),
             loan: ledger.loan_of(uid),
             borrowing,
+            whole: ledger.whole(),
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
@@ -122,12 +125,6 @@ impl Facts {
     pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
         let first = ScheduleAttempt::of(&self.policy, self.reserved_placement.as_ref(), self.allowance);
         ScheduleAttempt { limit, ..first }
-    }
-
-    /// The capacity of the cluster.
-    pub fn whole(&self) -> TenantUsage {
-        let gpus = self.snapshot.nodes().iter().flat_map(|node| node.gpus.iter());
-        gpus.map(|gpu| TenantUsage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
     }
 }
 
