@@ -260,11 +260,11 @@ async fn is_due(
 /// Checks the nodes that are due, a few under each lock: watches wait for it.
 fn look(service: &Service, now: Moment) -> AuditRound {
     let due = service.conflicts().due(now);
-    let nodes = with_devices(service, due);
     let mut round = AuditRound::default();
-    for nodes in nodes.chunks(CHECKED_AT_ONCE) {
+    for nodes in due.chunks(CHECKED_AT_ONCE) {
+        let nodes = with_devices(service, nodes);
         // A statement of its own, so that the lock is released with it.
-        let AuditRound { begun, ended } = service.conflicts().look(nodes, now);
+        let AuditRound { begun, ended } = service.conflicts().look(&nodes, now);
         round.begun.extend(begun);
         round.ended.extend(ended);
     }
@@ -272,13 +272,12 @@ fn look(service: &Service, now: Moment) -> AuditRound {
     round
 }
 
-/// The devices of these nodes, from agents' reports or labels. The snapshot is dropped at once: the ledger copies one that is
-/// still in use.
-fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
-    let snapshot = service.cluster().snapshot();
-    let devices =
-        |name: &NodeName| snapshot.node(name.as_str()).map(|node| node.devices.clone()).unwrap_or_default();
-    nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()
+/// The devices of these nodes, from agents' reports or labels.
+fn with_devices(service: &Service, nodes: &[NodeName]) -> Vec<(NodeName, Arc<[Device]>)> {
+    let cluster = service.cluster();
+    let node = |name| cluster.node(name).filter(|_| cluster.has_node(name));
+    let devices = |name| node(name).map(|node| node.devices.clone()).unwrap_or_default();
+    nodes.iter().map(|name| (name.clone(), devices(name))).collect()
 }
 
 fn log(look: &AuditRound) {

@@ -35,7 +35,6 @@ use anti_affinity::AntiAffinityIndex;
 use filters::{NodeOccupancy, classify};
 use node_state::FilterNodeState;
 use resources::{CPU, MEMORY};
-use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,7 +45,7 @@ use volumes::{VolumeIndex, VolumeIndexState, VolumeRules};
 pub struct ClusterFilters {
     seen: FilterSnapshot,
     /// The node of each bound pod.
-    places: FxHashMap<PodUid, NodeName>,
+    places: ShardedMap<PodUid, NodeName>,
 }
 
 /// The view at one moment, to be read without its lock. Cheap to take: node states are shared until they change.

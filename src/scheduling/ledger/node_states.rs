@@ -8,7 +8,7 @@ use super::node_state::{CountedNode, NodeState};
 use super::pod_states::{PodMove, PodStates};
 use super::publication::Publication;
 use super::set_policy::PolicyChange;
-use super::tenant_usage::{TenantUsages, UsageOfTenant};
+use super::tenant_usage::{TenantUsages, TenantsOnNode, UsageOfTenant};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
@@ -117,7 +117,7 @@ impl NodeStates {
             if let Some(due) = node_state.ages_at(&policy.telemetry) {
                 loaded.aging.insert((due, name.clone()));
             }
-            loaded.usages.replace(&[], node_state.usage(), policy);
+            loaded.usages.replace(&TenantsOnNode::default(), node_state.tenants(), policy);
             if node_state.has_loans() {
                 loaded.with_loans.insert(name.clone());
             }
@@ -210,8 +210,11 @@ impl NodeStates {
         self.usages.get(tenant)
     }
 
-    /// Since when a pod of the tenant runs has changed, and nothing that it takes.
-    pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
+    /// A bound pod turns out to have run for longer.
+    pub(super) fn note_started(&mut self, uid: &PodUid, node: &NodeName, tenant: TenantId, started: Moment) {
+        if let Some(node_state) = self.nodes.get_mut(node) {
+            node_state.note_started(uid, started);
+        }
         self.usages.forget_guaranteed(tenant);
     }
 
@@ -266,7 +269,7 @@ impl NodeStates {
     pub(super) fn refresh(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
         if let Some(node_state) = self.nodes.get_mut(name) {
             let before = node_state.recount(pods, policy);
-            self.usages.replace(&before, node_state.usage(), policy);
+            self.usages.replace(&before, node_state.tenants(), policy);
             note(&mut self.with_loans, name, node_state.has_loans());
             self.refresh_view(name, pods, policy);
         }
@@ -367,7 +370,7 @@ impl NodeStates {
         }
         node_state.admit_by(policy);
         node_state.recount(pods, policy);
-        self.usages.replace(&[], node_state.usage(), policy);
+        self.usages.replace(&TenantsOnNode::default(), node_state.tenants(), policy);
         note(&mut self.with_loans, name, node_state.has_loans());
         self.bring_view_under_policy(name, change, pods);
     }
@@ -388,7 +391,7 @@ impl NodeStates {
     /// Takes a node out, and what it adds to the sums.
     fn take_out(&mut self, name: &NodeName, policy: &Policy) {
         let Some(node_state) = self.nodes.get(name) else { return };
-        self.usages.replace(node_state.usage(), &[], policy);
+        self.usages.replace(node_state.tenants(), &TenantsOnNode::default(), policy);
         let counted = *node_state.counted();
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
             self.aging.remove(&(due, name.clone()));

@@ -339,6 +339,26 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
 }
 
 #[test]
+fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_reservation() {
+    let guarantee = TenantUsage { vram: Bytes::gib(50), milli_gpus: u64::MAX };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    let tenant = of_tenant(&policy, 40, 0).tenant.unwrap();
+    observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 40, 0), None);
+    ledger.wait("pod", of_tenant(&policy, 20, 5));
+    let status = |ledger: &Ledger| {
+        let shares = ledger.tenancy(&uid("pod"));
+        ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares)
+    };
+    assert_eq!(status(&ledger), QuotaStatus::Guaranteed);
+    reserve(&mut ledger, "pod").unwrap();
+    assert!(ledger.knows_guaranteed(tenant));
+    observe_bound(&mut ledger, "prior", 1, of_tenant(&policy, 30, 9), None);
+    assert!(!ledger.knows_guaranteed(tenant));
+    assert_ne!(status(&ledger), QuotaStatus::Guaranteed, "no more fits beside the prior one");
+}
+
+#[test]
 fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
     let takes_back = |gib| {
         let guarantee = TenantUsage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };

@@ -13,7 +13,9 @@ use crate::scheduling::vocabulary::node::Node;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// If more nodes have changed, a snapshot is made again: to put one node after the other in its place would take longer.
+/// If more nodes came or went, a snapshot is made again: to make room for one after the other would take longer.
+const MOST_CAME_OR_WENT: u64 = 512;
+/// The same if more nodes have changed, and more than a quarter of all: to look for one after the other would take longer.
 const MOST_CHANGED: usize = 512;
 
 #[derive(Debug, Clone, Default)]
@@ -95,7 +97,11 @@ impl Publication {
         start_model: &Arc<StartModel>,
     ) -> Arc<Snapshot> {
         let view = |node_state: &NodeState| node_state.exists().then(|| node_state.view().clone());
-        if self.is_outdated || self.changed.len() > MOST_CHANGED {
+        let most_changed = MOST_CHANGED.max(self.published.nodes().len() / 4);
+        if self.is_outdated
+            || self.epoch - self.published.epoch() > MOST_CAME_OR_WENT
+            || self.changed.len() > most_changed
+        {
             let snapshot =
                 Snapshot::new(self.generation, self.epoch, nodes.values().filter_map(view).collect());
             self.published = Arc::new(snapshot.with_packing_model(packing_model.clone()));

@@ -7,7 +7,6 @@
 //!   highest priority use its guarantee first, then those that have run longest; the rest borrow.
 
 use super::Ledger;
-use super::node_state::NodeState;
 use super::pod_state::PodState;
 use crate::ids::PodUid;
 use crate::scheduling::policy::{Policy, Reclaim};
@@ -18,13 +17,62 @@ use crate::units::Moment;
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 /// A dominant share counts up to the whole cluster.
 const WHOLE: u64 = 1_000_000;
 
-/// A tenant's pod in the order in which they use its guarantee: by priority, since when it runs, and its UID; and what it uses.
-type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid, TenantUsage);
+/// A tenant's pod in the order in which they use its guarantee: by priority, since when it runs, and its UID.
+type Rank<'a> = (Reverse<i32>, Moment, &'a PodUid);
+
+/// What the pods of tenants use on one node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct TenantsOnNode {
+    /// In order of tenant: what its pods use, and what is reserved for them.
+    pub usage: Vec<(TenantId, TenantUsage)>,
+    /// The pods that are bound, in order of UID: from all nodes' it follows which use a guarantee.
+    pub bound: Vec<BoundPodOfTenant>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BoundPodOfTenant {
+    pub tenant: TenantId,
+    pub uid: PodUid,
+    pub priority: i32,
+    pub started: Moment,
+    pub used: TenantUsage,
+}
+
+impl BoundPodOfTenant {
+    fn rank(&self) -> Rank<'_> {
+        (Reverse(self.priority), self.started, &self.uid)
+    }
+}
+
+impl TenantsOnNode {
+    fn bound_of(&self, tenant: TenantId) -> impl Iterator<Item = &BoundPodOfTenant> {
+        self.bound.iter().filter(move |pod| pod.tenant == tenant)
+    }
+
+    /// Tenants that have a bound pod in one of the two which the other does not have like that.
+    fn with_other_pods(&self, other: &Self) -> BTreeSet<TenantId> {
+        if self.bound == other.bound {
+            return BTreeSet::new();
+        }
+        let tenants: BTreeSet<TenantId> =
+            self.bound.iter().chain(&other.bound).map(|pod| pod.tenant).collect();
+        let is_other = |tenant: &TenantId| !self.bound_of(*tenant).eq(other.bound_of(*tenant));
+        tenants.into_iter().filter(is_other).collect()
+    }
+
+    /// A pod that is bound here turns out to have run for longer.
+    pub(super) fn note_started(&mut self, uid: &PodUid, started: Moment) {
+        if let Ok(place) = self.bound.binary_search_by(|pod| pod.uid.cmp(uid)) {
+            self.bound[place].started = started;
+        }
+    }
+}
 
 /// What each tenant's pods use on all nodes, by its place in the policy.
 #[derive(Debug, Clone, Default)]
@@ -36,9 +84,45 @@ pub(super) struct TenantUsages {
 pub(super) struct UsageOfTenant {
     /// Over what its pods use on each node.
     sum: TenantUsage,
-    /// Its pods that use its guarantee, once someone has asked. All its pods are gone through for that, so copies of the ledger
-    /// share it until a pod of the tenant changes.
-    guaranteed: Arc<OnceLock<FxHashSet<PodUid>>>,
+    /// Its pods that use its guarantee, once someone has asked. All its bound pods are gone through for that, so copies of the
+    /// ledger share it until one of them changes.
+    guaranteed: Arc<OnceLock<GuaranteedPods>>,
+}
+
+/// A tenant's pods that use its guarantee. They are as many as the guarantee has room for, so they are not listed.
+#[derive(Debug, Default)]
+struct GuaranteedPods {
+    /// The first in order that does not fit into the guarantee; `None` if all do. Those before it use the guarantee.
+    first_beyond: Option<(Reverse<i32>, Moment, PodUid)>,
+    /// Those after it that fit into what is left.
+    after: FxHashSet<PodUid>,
+}
+
+impl GuaranteedPods {
+    /// Of bound pods in order.
+    fn among<'a>(in_order: impl Iterator<Item = &'a BoundPodOfTenant>, guarantee: TenantUsage) -> Self {
+        let (mut guaranteed, mut sum) = (Self::default(), TenantUsage::default());
+        for pod in in_order {
+            let with = sum + pod.used;
+            if with.is_within(guarantee) {
+                sum = with;
+                if guaranteed.first_beyond.is_some() {
+                    guaranteed.after.insert(pod.uid.clone());
+                }
+            } else if guaranteed.first_beyond.is_none() {
+                let (priority, started, uid) = pod.rank();
+                guaranteed.first_beyond = Some((priority, started, uid.clone()));
+            }
+        }
+        guaranteed
+    }
+
+    fn contains(&self, (priority, started, uid): Rank<'_>) -> bool {
+        let is_before = |(of, since, other): &(Reverse<i32>, Moment, PodUid)| {
+            (priority, started, uid) < (*of, *since, other)
+        };
+        self.first_beyond.as_ref().is_none_or(is_before) || self.after.contains(uid)
+    }
 }
 
 impl TenantUsages {
@@ -62,25 +146,20 @@ impl TenantUsages {
     }
 
     /// Puts what tenants use on a node now in place of what they used there before.
-    pub(super) fn replace(
-        &mut self,
-        before: &[(TenantId, TenantUsage)],
-        now: &[(TenantId, TenantUsage)],
-        policy: &Policy,
-    ) {
+    pub(super) fn replace(&mut self, before: &TenantsOnNode, now: &TenantsOnNode, policy: &Policy) {
         self.usages.resize_with(policy.tenants().len(), UsageOfTenant::default);
-        for (tenant, used) in before {
+        for (tenant, used) in &before.usage {
             if let Some(usage) = self.usages.get_mut(tenant.place()) {
                 usage.sum = usage.sum.minus(*used);
             }
-            self.forget_guaranteed(*tenant);
         }
-        for (tenant, used) in now {
+        for (tenant, used) in &now.usage {
             if let Some(usage) = self.usages.get_mut(tenant.place()) {
                 usage.sum += *used;
             }
-            self.forget_guaranteed(*tenant);
         }
+        // A reservation changes what is used, and whose pods use a guarantee only once its victims have left.
+        now.with_other_pods(before).into_iter().for_each(|tenant| self.forget_guaranteed(tenant));
     }
 }
 
@@ -197,6 +276,7 @@ impl Ledger {
             && (!shares.may_reclaim(wanted) || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
     }
 
+    /// Whose quota a victim uses, as the preemptor sees it whose shares these are.
     pub(in crate::scheduling) fn quota_status(
         &self,
         victim: &PodUid,
@@ -219,16 +299,22 @@ impl Ledger {
 
     /// Whether a pod uses its tenant's guarantee.
     fn uses_guarantee(&self, uid: &PodUid, pod_state: &PodState) -> bool {
-        let Some(tenant) = pod_state.demand.tenant else { return false };
+        let Some((tenant, bound)) = pod_state.demand.tenant.zip(pod_state.bound()) else { return false };
         let Some(usage) = self.node_states.usage_of(tenant) else { return false };
+        let rank = (Reverse(pod_state.demand.priority), bound.started, uid);
         if let Some(guaranteed) = usage.guaranteed.get() {
-            return guaranteed.contains(uid);
+            return guaranteed.contains(rank);
         }
         let guaranteed = self.guaranteed(tenant);
-        let is_guaranteed = guaranteed.contains(uid);
+        let is_guaranteed = guaranteed.contains(rank);
         // Two threads may compute it at the same time, with the same result. Neither waits, because one may hold the ledger's lock.
         let _ = usage.guaranteed.set(guaranteed);
         is_guaranteed
+    }
+
+    #[cfg(test)]
+    pub(super) fn knows_guaranteed(&self, tenant: TenantId) -> bool {
+        self.node_states.usage_of(tenant).is_some_and(|usage| usage.guaranteed.get().is_some())
     }
 
     /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
@@ -246,29 +332,12 @@ impl Ledger {
     }
 
     /// The pods that use the tenant's guarantee.
-    fn guaranteed(&self, tenant: TenantId) -> FxHashSet<PodUid> {
-        let has_some = |node_state: &NodeState| node_state.usage().iter().any(|(id, _)| *id == tenant);
-        let mut pods: Vec<Ranked<'_>> = Vec::new();
-        for (name, node_state) in self.node_states.iter().filter(|(_, node_state)| has_some(node_state)) {
-            for (uid, pod_state) in node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid])) {
-                let is_its = pod_state.demand.tenant == Some(tenant) && pod_state.node() == Some(name);
-                if let Some(started) = started(pod_state).filter(|_| is_its) {
-                    let used = node_state.use_of(pod_state).unwrap_or_default();
-                    pods.push((Reverse(pod_state.demand.priority), started, uid, used));
-                }
-            }
-        }
-        pods.sort_unstable_by(|(a, b, c, _), (x, y, z, _)| (a, b, c).cmp(&(x, y, z)));
+    fn guaranteed(&self, tenant: TenantId) -> GuaranteedPods {
+        let bound = self.node_states.iter().flat_map(|(_, node_state)| node_state.tenants().bound_of(tenant));
+        let mut in_order: Vec<&BoundPodOfTenant> = bound.collect();
+        in_order.sort_unstable_by_key(|pod| pod.rank());
         let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
-        let mut sum = TenantUsage::default();
-        let is_within = |(.., uid, used): Ranked<'_>| {
-            let with = sum + used;
-            with.is_within(guarantee).then(|| {
-                sum = with;
-                uid.clone()
-            })
-        };
-        pods.into_iter().filter_map(is_within).collect()
+        GuaranteedPods::among(in_order.into_iter(), guarantee)
     }
 
     /// What a pod uses or has reserved.
@@ -290,8 +359,4 @@ impl Ledger {
         };
         of().unwrap_or_default()
     }
-}
-
-fn started(pod_state: &PodState) -> Option<Moment> {
-    pod_state.bound().map(|bound| bound.started)
 }

@@ -8,6 +8,7 @@ use super::lending::may_borrow;
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::pod_state::{PodPhase, PodState};
 use crate::scheduling::ledger::pod_states::PodStates;
+use crate::scheduling::ledger::tenant_usage::{BoundPodOfTenant, TenantsOnNode};
 use crate::scheduling::placing::fit::{usable, used_on};
 use crate::scheduling::policy::{Policy, SleepingRule};
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
@@ -30,8 +31,7 @@ pub(super) struct NodeCharges {
     reserved: Vec<Gpu>,
     /// What device plugins offer, beside what pods use of it.
     plugin: Vec<PluginShare>,
-    /// What each tenant's pods and reservations use.
-    usage: Vec<(TenantId, TenantUsage)>,
+    tenants: TenantsOnNode,
     /// VRAM that pods that are bound or assumed here ask for.
     asked_for: Bytes,
 }
@@ -104,7 +104,7 @@ impl NodeState {
         &mut self,
         pod_states: &PodStates,
         policy: &Policy,
-    ) -> Vec<(TenantId, TenantUsage)> {
+    ) -> TenantsOnNode {
         self.charges.reserved = self.reserved(pod_states, policy, None);
         self.charges.residents =
             self.pods.iter().filter_map(|uid| self.resident(uid, &pod_states[uid], policy)).collect();
@@ -113,8 +113,8 @@ impl NodeState {
             self.pods.iter().filter(|uid| pod_states[*uid].comes_to(&self.view.name)).cloned().collect();
         self.charges.plugin = self.plugin_shares(pod_states);
         self.charges.asked_for = self.asked_for_by_pods(pod_states);
-        let usage = self.usage_by_tenant(pod_states, policy);
-        std::mem::replace(&mut self.charges.usage, usage)
+        let tenants = self.count_tenants(pod_states, policy);
+        std::mem::replace(&mut self.charges.tenants, tenants)
     }
 
     /// Pods that are charged here, in order of UID.
@@ -137,9 +137,14 @@ impl NodeState {
         &self.charges.plugin
     }
 
-    /// What each tenant's pods and reservations use here.
-    pub(in crate::scheduling::ledger) fn usage(&self) -> &[(TenantId, TenantUsage)] {
-        &self.charges.usage
+    /// What tenants use here.
+    pub(in crate::scheduling::ledger) fn tenants(&self) -> &TenantsOnNode {
+        &self.charges.tenants
+    }
+
+    /// A pod that is bound here turns out to have run for longer.
+    pub(in crate::scheduling::ledger) fn note_started(&mut self, uid: &PodUid, started: Moment) {
+        self.charges.tenants.note_started(uid, started);
     }
 
     /// VRAM that pods that are bound or assumed here ask for, as the node's sum would show it.
@@ -149,7 +154,7 @@ impl NodeState {
 
     /// What it adds to sums over nodes is not in them any more.
     pub(in crate::scheduling::ledger) fn forget_sums(&mut self) {
-        self.charges.usage.clear();
+        self.charges.tenants = TenantsOnNode::default();
         self.forget_counted();
     }
 
@@ -226,17 +231,21 @@ impl NodeState {
         here.filter(|pod_state| pod_state.node() == Some(&self.view.name)).map(|pod| pod.demand.vram()).sum()
     }
 
-    fn usage_by_tenant(&self, pod_states: &PodStates, policy: &Policy) -> Vec<(TenantId, TenantUsage)> {
+    fn count_tenants(&self, pod_states: &PodStates, policy: &Policy) -> TenantsOnNode {
         if policy.tenants().is_empty() {
-            return Vec::new();
+            return TenantsOnNode::default();
         }
-        let mut usage: BTreeMap<TenantId, TenantUsage> = BTreeMap::new();
-        for pod_state in self.pods.iter().map(|uid| &pod_states[uid]) {
-            if let Some((tenant, used)) = pod_state.demand.tenant.zip(self.use_of(pod_state)) {
-                *usage.entry(tenant).or_default() += used;
+        let (mut usage, mut bound_pods) = (BTreeMap::<TenantId, TenantUsage>::new(), Vec::new());
+        for (uid, pod_state) in self.pods.iter().map(|uid| (uid, &pod_states[uid])) {
+            let demand = &pod_state.demand;
+            let Some((tenant, used)) = demand.tenant.zip(self.use_of(pod_state)) else { continue };
+            *usage.entry(tenant).or_default() += used;
+            if let Some(bound) = pod_state.bound().filter(|bound| bound.node == self.view.name) {
+                let (uid, priority, started) = (uid.clone(), demand.priority, bound.started);
+                bound_pods.push(BoundPodOfTenant { tenant, uid, priority, started, used });
             }
         }
-        usage.into_iter().collect()
+        TenantsOnNode { usage: usage.into_iter().collect(), bound: bound_pods }
     }
 
     /// What a pod takes or has reserved of this node; `None` if it is not here.
