@@ -283,8 +283,15 @@ impl NodeStates {
         if view != *node_state.view() {
             node_state.set_view(view, self.publication.next_generation());
             self.publication.publish(node_state.view());
+            self.publish_many();
         }
         self.count(name);
+    }
+
+    fn publish_many(&mut self) {
+        if self.publication.has_noted_many() {
+            self.publication.catch_up(&self.nodes);
+        }
     }
 
     /// Whether new pods go to a node at all.
@@ -321,6 +328,7 @@ impl NodeStates {
         if node_state.set_free_host(free_host, pods) {
             node_state.set_generation(self.publication.next_generation());
             self.publication.publish(node_state.view());
+            self.publish_many();
         }
     }
 

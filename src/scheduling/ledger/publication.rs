@@ -1,7 +1,8 @@
 //! The snapshot that was handed out last, and which nodes have changed since.
 //!
-//! A snapshot is shared by all that read it. As long as none does, changes go into it at once, so that no reader waits
-//! for thousands of them; otherwise they are noted and copied in when the next one is asked for.
+//! A snapshot is shared by all that read it. As long as none does, changes go into it at once; otherwise they are noted, and go
+//! into a copy of it once they are many or the next one is asked for. So no reader waits for thousands of them, and no copy of the
+//! ledger lists them.
 
 use super::copy_on_write::NodeMap;
 use super::node_state::NodeState;
@@ -17,6 +18,8 @@ use std::sync::Arc;
 const MOST_CAME_OR_WENT: u64 = 512;
 /// The same if more nodes have changed, and more than a quarter of all: to look for one after the other would take longer.
 const MOST_CHANGED: usize = 512;
+/// So many are noted at most while none comes or goes: of the few nodes of a test as well.
+const MOST_NOTED: usize = if cfg!(test) { 2 } else { 128 };
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Publication {
@@ -75,6 +78,18 @@ impl Publication {
         }
     }
 
+    /// Whether so many changes are noted that they should not wait for the next reader.
+    pub(super) fn has_noted_many(&self) -> bool {
+        !self.is_outdated && self.changed.len() > MOST_NOTED && self.epoch == self.published.epoch()
+    }
+
+    /// Brings what is noted into a copy, if the snapshot is in use.
+    pub(super) fn catch_up(&mut self, nodes: &NodeMap) {
+        let changed = self.changed.iter().map(|name| (name, nodes.get(name).and_then(view_of_existing)));
+        Arc::make_mut(&mut self.published).bring_to(self.generation, self.epoch, changed);
+        self.changed.clear();
+    }
+
     pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
         let generation = self.next_generation();
         Arc::make_mut(&mut self.published).set_packing_model(generation, packing_model);
@@ -96,18 +111,19 @@ impl Publication {
         packing_model: &Arc<PackingModel>,
         start_model: &Arc<StartModel>,
     ) -> Arc<Snapshot> {
-        let view = |node_state: &NodeState| node_state.exists().then(|| node_state.view().clone());
         let most_changed = MOST_CHANGED.max(self.published.nodes().len() / 4);
         if self.is_outdated
             || self.epoch - self.published.epoch() > MOST_CAME_OR_WENT
             || self.changed.len() > most_changed
         {
-            let snapshot =
-                Snapshot::new(self.generation, self.epoch, nodes.values().filter_map(view).collect());
+            let snapshot = Snapshot::new(
+                self.generation,
+                self.epoch,
+                nodes.values().filter_map(view_of_existing).collect(),
+            );
             self.published = Arc::new(snapshot.with_packing_model(packing_model.clone()));
         } else if self.published.generation() != self.generation || !self.changed.is_empty() {
-            let changed = self.changed.iter().map(|name| (name, nodes.get(name).and_then(view)));
-            Arc::make_mut(&mut self.published).bring_to(self.generation, self.epoch, changed);
+            self.catch_up(nodes);
         }
         if self.published.packing_model() != &**packing_model {
             Arc::make_mut(&mut self.published).set_packing_model(self.generation, packing_model.clone());
@@ -119,4 +135,8 @@ impl Publication {
         self.changed.clear();
         self.published.clone()
     }
+}
+
+fn view_of_existing(node_state: &NodeState) -> Option<Node> {
+    node_state.exists().then(|| node_state.view().clone())
 }
