@@ -6,6 +6,7 @@
 //! to the longest-waiting pods, whatever their priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
+use crate::scheduling::sharing::ShardedMap;
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
@@ -35,7 +36,8 @@ pub(super) enum WaitingLine {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "StoredQueue", into = "StoredQueue")]
 pub(super) struct WaitingQueue {
-    pods: FxHashMap<PodUid, QueuePosition>,
+    /// In shards: a hash map is built again from time to time, and that of all pods that wait would be under the lock.
+    pods: ShardedMap<PodUid, QueuePosition>,
     /// Not due yet.
     later: BTreeSet<(Moment, PodUid)>,
     ready: BTreeMap<QueueBand, BTreeSet<(u64, PodUid)>>,
@@ -94,9 +96,8 @@ impl From<StoredQueue> for WaitingQueue {
 impl WaitingQueue {
     /// The pod is due then.
     pub(super) fn set_later(&mut self, uid: &PodUid, due: Moment) {
-        self.remove(uid);
+        self.move_to(uid, QueuePosition::Later(due));
         self.later.insert((due, uid.clone()));
-        self.pods.insert(uid.clone(), QueuePosition::Later(due));
     }
 
     /// The pod is due. One that was already keeps its turn.
@@ -110,12 +111,8 @@ impl WaitingQueue {
     }
 
     pub(super) fn remove(&mut self, uid: &PodUid) {
-        match self.pods.remove(uid) {
-            None => {}
-            Some(QueuePosition::Later(due)) => {
-                self.later.remove(&(due, uid.clone()));
-            }
-            Some(QueuePosition::Ready { queue_band, turn, .. }) => self.take_out(uid, &queue_band, turn),
+        if let Some(position) = self.pods.remove(uid) {
+            self.take_out(uid, position);
         }
     }
 
@@ -189,7 +186,7 @@ impl WaitingQueue {
 
     /// How many wait, due or not.
     pub(super) fn len(&self) -> usize {
-        self.pods.len()
+        self.later.len() + self.ready.values().map(BTreeSet::len).sum::<usize>()
     }
 
     fn longest_waiting(&self, line: WaitingLine, limit: usize) -> BTreeSet<PodUid> {
@@ -221,16 +218,28 @@ impl WaitingQueue {
     }
 
     fn place(&mut self, uid: &PodUid, queue_band: QueueBand, turn: u64, before: u64) {
-        self.remove(uid);
+        self.move_to(uid, QueuePosition::Ready { queue_band, turn, before });
         self.ready.entry(queue_band).or_default().insert((turn, uid.clone()));
-        self.pods.insert(uid.clone(), QueuePosition::Ready { queue_band, turn, before });
     }
 
-    fn take_out(&mut self, uid: &PodUid, queue_band: &QueueBand, turn: u64) {
-        let Some(pods) = self.ready.get_mut(queue_band) else { return };
-        pods.remove(&(turn, uid.clone()));
-        if pods.is_empty() {
-            self.ready.remove(queue_band);
+    fn move_to(&mut self, uid: &PodUid, position: QueuePosition) {
+        if let Some(before) = self.pods.insert(uid.clone(), position) {
+            self.take_out(uid, before);
+        }
+    }
+
+    fn take_out(&mut self, uid: &PodUid, position: QueuePosition) {
+        match position {
+            QueuePosition::Later(due) => {
+                self.later.remove(&(due, uid.clone()));
+            }
+            QueuePosition::Ready { queue_band, turn, .. } => {
+                let Some(pods) = self.ready.get_mut(&queue_band) else { return };
+                pods.remove(&(turn, uid.clone()));
+                if pods.is_empty() {
+                    self.ready.remove(&queue_band);
+                }
+            }
         }
     }
 
