@@ -9,15 +9,22 @@ const GIB: u64 = 1 << 30;
 /// What of 80 GiB pods may be allocated: all but the headroom.
 const CAPACITY: u64 = 72 * GIB;
 pub const GPUS: usize = 8;
+const NAMESPACE: &str = "llm";
 
 pub struct BenchCluster {
     nodes: usize,
     waiting: usize,
+    /// So many namespaces have a tenant each; without any, all pods are in one namespace.
+    tenants: usize,
 }
 
 impl BenchCluster {
     pub fn new(nodes: usize, waiting: usize) -> Self {
-        Self { nodes, waiting }
+        Self { nodes, waiting, tenants: 0 }
+    }
+
+    pub fn with_tenants(self, tenants: usize) -> Self {
+        Self { tenants, ..self }
     }
 
     pub fn nodes(&self) -> usize {
@@ -87,7 +94,24 @@ impl BenchCluster {
             Field::Node => node_name(gpu / GPUS),
             Field::Gpu => (gpu % GPUS).to_string(),
             Field::Vram => (resident_gib(place) * GIB).to_string(),
+            Field::Namespace => self.namespace_of(place),
         })
+    }
+
+    /// A pod behind the planner's gate, with a priority, that wants more than any GPU has free: it fits where others leave.
+    pub fn gated_pod(&self, place: usize) -> Value {
+        let mut pod = pod(&format!("gated-{place}"), 60);
+        pod["metadata"]["namespace"] = self.namespace_of(place).into();
+        pod["spec"]["priority"] = 100.into();
+        pod["spec"]["schedulingGates"] = json!([{"name": "stowage.dev/plan"}]);
+        pod
+    }
+
+    fn namespace_of(&self, place: usize) -> String {
+        match self.tenants {
+            0 => NAMESPACE.to_owned(),
+            tenants => tenant_name(place % tenants),
+        }
     }
 
     pub fn filter_body(&self, round: usize) -> Vec<u8> {
@@ -130,7 +154,7 @@ impl BenchCluster {
 
     pub fn bind_body(&self, round: usize, node: &str) -> Vec<u8> {
         let name = waiting_name(round);
-        json!({"PodName": name, "PodNamespace": "llm", "PodUID": uid(&name), "Node": node})
+        json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid(&name), "Node": node})
             .to_string()
             .into_bytes()
     }
@@ -170,6 +194,11 @@ pub fn assert_all_refused(answer: &[u8], nodes: usize) {
     let answer: Value = serde_json::from_slice(answer).expect("JSON");
     let refused = answer["FailedAndUnresolvableNodes"].as_object().map_or(0, serde_json::Map::len);
     assert_eq!(refused, nodes);
+}
+
+/// The name of a tenant, and of its namespace.
+pub fn tenant_name(i: usize) -> String {
+    format!("team-{i}")
 }
 
 pub fn node_name(i: usize) -> String {
@@ -215,10 +244,11 @@ enum Field {
     Node,
     Gpu,
     Vram,
+    Namespace,
 }
 
 impl Field {
-    const ALL: [Self; 5] = [Self::Name, Self::Uid, Self::Node, Self::Gpu, Self::Vram];
+    const ALL: [Self; 6] = [Self::Name, Self::Uid, Self::Node, Self::Gpu, Self::Vram, Self::Namespace];
 
     /// What stands in its place in a template.
     fn blank(self) -> String {
@@ -262,6 +292,7 @@ fn node() -> Value {
 
 fn resident() -> Value {
     let mut pod = pod_of(&Field::Name.blank(), &Field::Uid.blank(), &Field::Vram.blank());
+    pod["metadata"]["namespace"] = Field::Namespace.blank().into();
     pod["spec"]["nodeName"] = Field::Node.blank().into();
     pod["status"]["phase"] = "Running".into();
     pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
@@ -278,7 +309,7 @@ fn pod_of(name: &str, uid: &str, vram: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name, "namespace": "llm", "uid": uid, "resourceVersion": "80", "generation": 1,
+            "name": name, "namespace": NAMESPACE, "uid": uid, "resourceVersion": "80", "generation": 1,
             "creationTimestamp": "2026-11-21T00:47:27Z",
             "labels": {"app": "llm"}, "annotations": {"stowage.dev/model": "llama-8b"},
         },

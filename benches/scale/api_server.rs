@@ -19,7 +19,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Says in the environment of this program that it is this server, and of which nodes and pods: `NODES/PODS`.
+/// Says in the environment of this program that it is this server, and of which cluster: `NODES/PODS/TENANTS/GATED`.
 pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
 /// Its Lease is renewed all the time.
 pub const KUBE_SCHEDULERS: &str = "kube-scheduler";
@@ -30,7 +30,9 @@ pub const REPLICA: &str = "bench-0";
 
 struct ApiServer {
     cluster: BenchCluster,
+    /// Bound ones, and those behind the planner's gate.
     pods: usize,
+    gated: usize,
     node: ObjectTemplate,
     pod: ObjectTemplate,
     /// By their names.
@@ -74,14 +76,15 @@ struct ListQuery {
 
 /// Serves until it is killed.
 pub fn serve(asked: &str) {
-    let (nodes, pods) = asked.split_once('/').expect("nodes and pods");
-    let (nodes, pods): (usize, usize) = (nodes.parse().expect("nodes"), pods.parse().expect("pods"));
-    let cluster = BenchCluster::new(nodes, 0);
+    let sizes: Vec<usize> = asked.split('/').map(|size| size.parse().expect("a number")).collect();
+    let [nodes, pods, tenants, gated] = sizes[..] else { panic!("four numbers: {asked}") };
+    let cluster = BenchCluster::new(nodes, 0).with_tenants(tenants);
     let server = Arc::new(ApiServer {
         node: cluster.node_template(),
         pod: cluster.resident_template(),
         cluster,
         pods,
+        gated,
         leases: Mutex::new([(KUBE_SCHEDULERS.to_owned(), kube_schedulers())].into()),
         started: Instant::now(),
         written: Mutex::default(),
@@ -105,10 +108,7 @@ fn router(server: Arc<ApiServer>) -> Router {
         )
         .route("/bench/holder/{lease}/{name}", put(hold))
         .route("/bench/held/{lease}", get(held))
-        .route(
-            "/bench/written",
-            get(async |State(server): State<Arc<ApiServer>>| server.written.lock().len().to_string()),
-        )
+        .route("/bench/written/{kind}", get(written))
         .route("/apis/resource.k8s.io/v1", any(async || StatusCode::NOT_FOUND))
         .fallback(any(everything_else))
         .with_state(server)
@@ -123,14 +123,15 @@ async fn nodes(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQue
 }
 
 async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
-    let page = |place, out: &mut Vec<u8>| match place == server.pods {
-        true => out.write_all(too_large().to_string().as_bytes()),
-        false => server.cluster.write_resident(&server.pod, place, out),
+    let page = |place: usize, out: &mut Vec<u8>| match place.checked_sub(server.pods) {
+        None => server.cluster.write_resident(&server.pod, place, out),
+        Some(0) => out.write_all(too_large().to_string().as_bytes()),
+        Some(nth) => out.write_all(server.cluster.gated_pod(nth).to_string().as_bytes()),
     };
     if query.watch == Some(true) {
         return changing_pod(server.clone());
     }
-    list("Pod", &query, server.revision(), server.pods + 1, page)
+    list("Pod", &query, server.revision(), server.pods + 1 + server.gated, page)
 }
 
 fn list(
@@ -228,6 +229,12 @@ async fn hold(State(server): State<Arc<ApiServer>>, Path((lease, name)): Path<(S
 
 async fn held(State(server): State<Arc<ApiServer>>, Path(lease): Path<String>) -> String {
     server.leases.lock()[&lease].since.elapsed().as_millis().to_string()
+}
+
+/// How many objects of a kind were written, by their paths; of all kinds, if it is `all`.
+async fn written(State(server): State<Arc<ApiServer>>, Path(kind): Path<String>) -> String {
+    let is_of = |path: &&String| kind == "all" || path.contains(&format!("/{kind}/"));
+    server.written.lock().iter().filter(is_of).count().to_string()
 }
 
 /// Lists of other kinds are empty, and writes succeed.

@@ -1,5 +1,6 @@
-//! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]]`, by default 65,000 and
-//! 1,000,000.
+//! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]] [tenants]`, by default 65,000
+//! and 1,000,000. With `tenants` the pods belong to forty of them, and 20,000 more wait behind the planner's gate, which plans all
+//! the time.
 //!
 //! An API server's stand-in lists them (`api_server`), so that memory is that of a replica in a cluster. Printed are: memory, with
 //! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from the
@@ -39,6 +40,8 @@ use std::time::{Duration, Instant};
 
 const NODES: usize = 65_000;
 const PODS: usize = 1_000_000;
+const TENANTS: usize = 40;
+const GATED: usize = 20_000;
 /// What filters take when nothing else happens.
 const QUIET: Duration = Duration::from_secs(20);
 /// The pages that are made of the whole cluster.
@@ -68,9 +71,13 @@ fn main() {
     let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
     let nodes = asked.first().copied().unwrap_or(NODES);
     let pods = asked.get(1).copied().unwrap_or(PODS.min(nodes * 16));
-    println!("{nodes} nodes × 8 GPUs, {pods} pods");
-    let empty = Replica::start(nodes, 0, LeadWith::KubeScheduler).process.resident_mib();
-    let replica = Replica::start(nodes, pods, LeadWith::KubeScheduler);
+    let (tenants, gated) =
+        if std::env::args().any(|arg| arg == "tenants") { (TENANTS, GATED) } else { (0, 0) };
+    let world = World { nodes, pods, tenants, gated };
+    println!("{nodes} nodes × 8 GPUs, {pods} pods, {tenants} tenants, {gated} gated pods");
+    let empty = Replica::start(World { pods: 0, gated: 0, ..world }, LeadWith::KubeScheduler);
+    let empty = empty.process.resident_mib();
+    let replica = Replica::start(world, LeadWith::KubeScheduler);
     memory(&replica, empty, nodes, pods);
     let cluster = BenchCluster::new(nodes, 0);
     let asking = Asking::new(&cluster, &replica.process.addresses[0]);
@@ -84,11 +91,20 @@ fn main() {
     println!("\nat most resident: {} MiB", replica.process.peak_mib());
     fail_over(&replica);
     println!("at most resident, after a fail-over: {} MiB", replica.process.peak_mib());
-    let written = replica.written();
-    // The capacity of each node, and little else.
-    assert!(written <= nodes + 10, "{written} objects are written");
+    // The capacity of each node, and little else unless pods are planned.
+    let written = (replica.written("nodes"), replica.written("all"));
+    assert!(written.0 == nodes && (gated > 0 || written.1 <= nodes + 10), "{written:?} objects are written");
     drop(replica);
-    fail_over(&Replica::start(nodes, pods, LeadWith::Lease));
+    fail_over(&Replica::start(world, LeadWith::Lease));
+}
+
+/// What the API server lists.
+#[derive(Debug, Clone, Copy)]
+struct World {
+    nodes: usize,
+    pods: usize,
+    tenants: usize,
+    gated: usize,
 }
 
 /// Whose Lease says which replica leads.
@@ -120,20 +136,22 @@ struct Replica {
     api: String,
     _api_server: ServeProcess,
     folder: tempfile::TempDir,
+    world: World,
     lead_with: LeadWith,
 }
 
 impl Replica {
-    fn start(nodes: usize, pods: usize, lead_with: LeadWith) -> Self {
+    fn start(world: World, lead_with: LeadWith) -> Self {
+        let World { nodes, pods, tenants, gated } = world;
         let this = std::env::current_exe().expect("this program has a path");
         let mut api_server = Command::new(this);
         let api_server = ServeProcess::start(
-            api_server.env(api_server::CLUSTER, format!("{nodes}/{pods}")),
+            api_server.env(api_server::CLUSTER, format!("{nodes}/{pods}/{tenants}/{gated}")),
             &["API server: http://"],
         );
         let (api, folder) = (api_server.addresses[0].clone(), tempfile::tempdir().expect("a folder"));
         write(&folder.path().join("kubeconfig"), &kubeconfig(&api));
-        write(&folder.path().join("policy.yaml"), &policy(0));
+        write(&folder.path().join("policy.yaml"), &policy(0, tenants));
         let started = Instant::now();
         let process = ServeProcess::start(
             Command::new(env!("CARGO_BIN_EXE_stowage"))
@@ -157,7 +175,7 @@ impl Replica {
                 .env("MIMALLOC_ALLOW_THP", "0"),
             &["the scheduler: http://", "agents: http://", "operators: http://"],
         );
-        let replica = Self { process, api, _api_server: api_server, folder, lead_with };
+        let replica = Self { process, api, _api_server: api_server, folder, world, lead_with };
         until(|| replica.is_open());
         println!("from its start to the first answer: {:.1} s", started.elapsed().as_secs_f64());
         replica
@@ -167,9 +185,9 @@ impl Replica {
         self.readiness().starts_with("ok\n")
     }
 
-    /// How many objects it has written.
-    fn written(&self) -> usize {
-        get(&self.api, "/bench/written").parse().expect("a number")
+    /// How many objects of a kind it has written.
+    fn written(&self, kind: &str) -> usize {
+        get(&self.api, &format!("/bench/written/{kind}")).parse().expect("a number")
     }
 
     /// For how many seconds the Lease has had its holder.
@@ -235,7 +253,7 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
     let mut written = 0;
     until(|| {
         report_for(&mut agents, 1, round, &replica.process.addresses[1]);
-        let earlier = std::mem::replace(&mut written, replica.written());
+        let earlier = std::mem::replace(&mut written, replica.written("nodes"));
         earlier == written
     });
     let after = replica.process.resident_mib();
@@ -305,7 +323,7 @@ fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
     for change in 1..=CHANGES {
         asking.row("a policy change", || {
             let before = in_force(replica);
-            write(&replica.folder.path().join("policy.yaml"), &policy(change));
+            write(&replica.folder.path().join("policy.yaml"), &policy(change, replica.world.tenants));
             until(|| in_force(replica) != before);
         });
     }
@@ -328,13 +346,22 @@ fn lock_waits(replica: &Replica) {
     );
 }
 
-/// Every change concerns every pod and every node.
-fn policy(number: usize) -> String {
+/// Every change concerns every pod and every node. Tenants have guarantees, which their pods exceed by far.
+fn policy(number: usize, tenants: usize) -> String {
+    let tenant = |i| {
+        let name = cluster::tenant_name(i);
+        format!("  - {{name: {name}, namespaces: [{name}], guarantee: {{vram: {}Gi}}}}\n", 10 + i * 15)
+    };
+    let tenants = match tenants {
+        0 => String::new(),
+        some => format!("tenants:\n{}", (0..some).map(tenant).collect::<String>()),
+    };
     // For agents that report every ten seconds.
     format!(
         "telemetry: {{fresh: 30s, stale: 90s, smoothing: 45s}}\n\
-         classes:\n  - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n  \
-         - name: rest\n    engine: false\n"
+         classes:\n  - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n    \
+         preemptible: {}\n  - name: rest\n    engine: false\n{tenants}",
+        !tenants.is_empty()
     )
 }
 
