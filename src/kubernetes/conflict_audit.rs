@@ -275,8 +275,9 @@ fn look(service: &Service, now: Moment) -> AuditRound {
 /// The devices of these nodes, from agents' reports or labels.
 fn with_devices(service: &Service, nodes: &[NodeName]) -> Vec<(NodeName, Arc<[Device]>)> {
     let cluster = service.cluster();
-    let node = |name| cluster.node(name).filter(|_| cluster.has_node(name));
-    let devices = |name| node(name).map(|node| node.devices.clone()).unwrap_or_default();
+    // One that is gone counts as without devices.
+    let existing = |name| cluster.node(name).filter(|_| cluster.has_node(name));
+    let devices = |name| existing(name).map(|node| node.devices.clone()).unwrap_or_default();
     nodes.iter().map(|name| (name.clone(), devices(name))).collect()
 }
 

@@ -210,11 +210,8 @@ impl NodeStates {
         self.usages.get(tenant)
     }
 
-    /// A bound pod turns out to have run for longer.
-    pub(super) fn note_started(&mut self, uid: &PodUid, node: &NodeName, tenant: TenantId, started: Moment) {
-        if let Some(node_state) = self.nodes.get_mut(node) {
-            node_state.note_started(uid, started);
-        }
+    /// Since when a bound pod of the tenant runs has changed, and nothing that it takes.
+    pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
         self.usages.forget_guaranteed(tenant);
     }
 
@@ -283,12 +280,12 @@ impl NodeStates {
         if view != *node_state.view() {
             node_state.set_view(view, self.publication.next_generation());
             self.publication.publish(node_state.view());
-            self.publish_many();
+            self.catch_up_if_many();
         }
         self.count(name);
     }
 
-    fn publish_many(&mut self) {
+    fn catch_up_if_many(&mut self) {
         if self.publication.has_noted_many() {
             self.publication.catch_up(&self.nodes);
         }
@@ -328,7 +325,7 @@ impl NodeStates {
         if node_state.set_free_host(free_host, pods) {
             node_state.set_generation(self.publication.next_generation());
             self.publication.publish(node_state.view());
-            self.publish_many();
+            self.catch_up_if_many();
         }
     }
 

@@ -359,6 +359,25 @@ fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_res
 }
 
 #[test]
+fn a_pod_that_has_a_gpu_to_itself_uses_no_guarantee_once_the_gpu_turns_out_to_be_larger() {
+    let guarantee = TenantUsage { vram: Bytes::gib(80), milli_gpus: u64::MAX };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    let demand = Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 40, 0) };
+    observe_bound(&mut ledger, "own", 0, demand, None);
+    ledger.wait("pod", of_tenant(&policy, 20, 5));
+    let is_guaranteed = |ledger: &Ledger| {
+        let shares = ledger.tenancy(&uid("pod"));
+        let status = ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares);
+        status == QuotaStatus::Guaranteed
+    };
+    assert!(is_guaranteed(&ledger));
+    let larger = |index| Device { total: Bytes::gib(141), ..h100("n", index) };
+    ledger.report_devices(&node("n"), (0..2).map(larger).collect()).unwrap();
+    assert!(!is_guaranteed(&ledger));
+}
+
+#[test]
 fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
     let takes_back = |gib| {
         let guarantee = TenantUsage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };

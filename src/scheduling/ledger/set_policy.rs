@@ -184,10 +184,9 @@ impl Ledger {
         if known.started <= started {
             return;
         }
-        let node = known.node.clone();
         self.pod_states.note(uid, |pod_state| pod_state.note_running_since(started));
         if let Some(tenant) = self.pod_states[uid].demand.tenant {
-            self.node_states.note_started(uid, &node, tenant, started);
+            self.node_states.forget_guaranteed(tenant);
         }
         self.note_disruption_info(uid);
     }

@@ -23,15 +23,20 @@ use std::sync::{Arc, OnceLock};
 /// A dominant share counts up to the whole cluster.
 const WHOLE: u64 = 1_000_000;
 
-/// A tenant's pod in the order in which they use its guarantee: by priority, since when it runs, and its UID.
-type Rank<'a> = (Reverse<i32>, Moment, &'a PodUid);
+/// The order in which a tenant's pods use its guarantee: by priority, since when they run, and their UIDs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct GuaranteeRank {
+    priority: Reverse<i32>,
+    started: Moment,
+    uid: PodUid,
+}
 
 /// What the pods of tenants use on one node.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TenantsOnNode {
     /// In order of tenant: what its pods use, and what is reserved for them.
     pub usage: Vec<(TenantId, TenantUsage)>,
-    /// The pods that are bound, in order of UID: from all nodes' it follows which use a guarantee.
+    /// Their pods that are bound here, in order of UID. From those of all nodes follows which use a guarantee.
     pub bound: Vec<BoundPodOfTenant>,
 }
 
@@ -45,8 +50,8 @@ pub(super) struct BoundPodOfTenant {
 }
 
 impl BoundPodOfTenant {
-    fn rank(&self) -> Rank<'_> {
-        (Reverse(self.priority), self.started, &self.uid)
+    fn rank(&self) -> GuaranteeRank {
+        GuaranteeRank { priority: Reverse(self.priority), started: self.started, uid: self.uid.clone() }
     }
 }
 
@@ -55,19 +60,19 @@ impl TenantsOnNode {
         self.bound.iter().filter(move |pod| pod.tenant == tenant)
     }
 
-    /// Tenants that have a bound pod in one of the two which the other does not have like that.
-    fn with_other_pods(&self, other: &Self) -> BTreeSet<TenantId> {
+    /// Tenants whose bound pods, or what these use, differ between the two.
+    fn tenants_that_differ(&self, other: &Self) -> BTreeSet<TenantId> {
         if self.bound == other.bound {
             return BTreeSet::new();
         }
         let tenants: BTreeSet<TenantId> =
             self.bound.iter().chain(&other.bound).map(|pod| pod.tenant).collect();
-        let is_other = |tenant: &TenantId| !self.bound_of(*tenant).eq(other.bound_of(*tenant));
-        tenants.into_iter().filter(is_other).collect()
+        let differs = |tenant: &TenantId| !self.bound_of(*tenant).eq(other.bound_of(*tenant));
+        tenants.into_iter().filter(differs).collect()
     }
 
     /// A pod that is bound here turns out to have run for longer.
-    pub(super) fn note_started(&mut self, uid: &PodUid, started: Moment) {
+    pub(super) fn note_running_since(&mut self, uid: &PodUid, started: Moment) {
         if let Ok(place) = self.bound.binary_search_by(|pod| pod.uid.cmp(uid)) {
             self.bound[place].started = started;
         }
@@ -89,13 +94,14 @@ pub(super) struct UsageOfTenant {
     guaranteed: Arc<OnceLock<GuaranteedPods>>,
 }
 
-/// A tenant's pods that use its guarantee. They are as many as the guarantee has room for, so they are not listed.
+/// A tenant's pods that use its guarantee. There may be thousands: all of these are freed under the ledger's lock when one pod
+/// changes, so only those are listed that come after one that does not fit.
 #[derive(Debug, Default)]
 struct GuaranteedPods {
-    /// The first in order that does not fit into the guarantee; `None` if all do. Those before it use the guarantee.
-    first_beyond: Option<(Reverse<i32>, Moment, PodUid)>,
+    /// The first in order that does not fit into the guarantee; `None` if all fit. Those before it use the guarantee.
+    first_not_fitting: Option<GuaranteeRank>,
     /// Those after it that fit into what is left.
-    after: FxHashSet<PodUid>,
+    fitting_after: FxHashSet<PodUid>,
 }
 
 impl GuaranteedPods {
@@ -106,22 +112,19 @@ impl GuaranteedPods {
             let with = sum + pod.used;
             if with.is_within(guarantee) {
                 sum = with;
-                if guaranteed.first_beyond.is_some() {
-                    guaranteed.after.insert(pod.uid.clone());
+                if guaranteed.first_not_fitting.is_some() {
+                    guaranteed.fitting_after.insert(pod.uid.clone());
                 }
-            } else if guaranteed.first_beyond.is_none() {
-                let (priority, started, uid) = pod.rank();
-                guaranteed.first_beyond = Some((priority, started, uid.clone()));
+            } else if guaranteed.first_not_fitting.is_none() {
+                guaranteed.first_not_fitting = Some(pod.rank());
             }
         }
         guaranteed
     }
 
-    fn contains(&self, (priority, started, uid): Rank<'_>) -> bool {
-        let is_before = |(of, since, other): &(Reverse<i32>, Moment, PodUid)| {
-            (priority, started, uid) < (*of, *since, other)
-        };
-        self.first_beyond.as_ref().is_none_or(is_before) || self.after.contains(uid)
+    fn contains(&self, pod: &GuaranteeRank) -> bool {
+        self.first_not_fitting.as_ref().is_none_or(|first| pod < first)
+            || self.fitting_after.contains(&pod.uid)
     }
 }
 
@@ -158,8 +161,8 @@ impl TenantUsages {
                 usage.sum += *used;
             }
         }
-        // A reservation changes what is used, and whose pods use a guarantee only once its victims have left.
-        now.with_other_pods(before).into_iter().for_each(|tenant| self.forget_guaranteed(tenant));
+        // Only bound pods use a guarantee: a reservation changes the sums alone.
+        now.tenants_that_differ(before).into_iter().for_each(|tenant| self.forget_guaranteed(tenant));
     }
 }
 
@@ -276,7 +279,7 @@ impl Ledger {
             && (!shares.may_reclaim(wanted) || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
     }
 
-    /// Whose quota a victim uses, as the preemptor sees it whose shares these are.
+    /// Whose quota a victim uses, as the preemptor sees it for which `shares` was made.
     pub(in crate::scheduling) fn quota_status(
         &self,
         victim: &PodUid,
@@ -301,12 +304,13 @@ impl Ledger {
     fn uses_guarantee(&self, uid: &PodUid, pod_state: &PodState) -> bool {
         let Some((tenant, bound)) = pod_state.demand.tenant.zip(pod_state.bound()) else { return false };
         let Some(usage) = self.node_states.usage_of(tenant) else { return false };
-        let rank = (Reverse(pod_state.demand.priority), bound.started, uid);
+        let priority = Reverse(pod_state.demand.priority);
+        let rank = GuaranteeRank { priority, started: bound.started, uid: uid.clone() };
         if let Some(guaranteed) = usage.guaranteed.get() {
-            return guaranteed.contains(rank);
+            return guaranteed.contains(&rank);
         }
         let guaranteed = self.guaranteed(tenant);
-        let is_guaranteed = guaranteed.contains(rank);
+        let is_guaranteed = guaranteed.contains(&rank);
         // Two threads may compute it at the same time, with the same result. Neither waits, because one may hold the ledger's lock.
         let _ = usage.guaranteed.set(guaranteed);
         is_guaranteed
@@ -335,7 +339,7 @@ impl Ledger {
     fn guaranteed(&self, tenant: TenantId) -> GuaranteedPods {
         let bound = self.node_states.iter().flat_map(|(_, node_state)| node_state.tenants().bound_of(tenant));
         let mut in_order: Vec<&BoundPodOfTenant> = bound.collect();
-        in_order.sort_unstable_by_key(|pod| pod.rank());
+        in_order.sort_by_cached_key(|pod| pod.rank());
         let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
         GuaranteedPods::among(in_order.into_iter(), guarantee)
     }

@@ -14,7 +14,7 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
+use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::{Bytes, Millis, Percent};
 
@@ -265,6 +265,41 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     assert_eq!(next.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
     assert_eq!(next.node("o").unwrap().gpus.len(), 2);
     assert_eq!(next.node("m").unwrap().gpus.len(), 1);
+}
+
+#[test]
+fn many_nodes_that_change_come_and_go_while_somebody_reads_are_all_in_the_next_view() {
+    let mut ledger = LedgerCluster::empty(Policy::default());
+    let add = |ledger: &mut Ledger, name: &str, devices: &[&str]| {
+        ledger.set_node(&node(name), NodeKind::Stowage, None);
+        ledger.report_devices(&node(name), gpus(devices).into()).unwrap();
+    };
+    let names = ["a", "b", "c", "d", "e"];
+    names.iter().for_each(|name| add(&mut ledger, name, &["GPU-x"]));
+    let shown = |snapshot: &Snapshot| serde_json::to_string(snapshot).unwrap();
+    for round in 0..3 {
+        let reader = ledger.snapshot();
+        let before = shown(&reader);
+        names.iter().for_each(|name| add(&mut ledger, name, &["GPU-x", &format!("GPU-{round}")]));
+        match round {
+            1 => add(&mut ledger, "bb", &["GPU-x"]),
+            2 => ledger.remove_node(&node("c")),
+            _ => {}
+        }
+        add(&mut ledger, "a", &["GPU-y"]);
+        assert_eq!(shown(&reader), before, "a reader of the old one sees the old one");
+        let next = ledger.snapshot();
+        let all: Vec<Node> =
+            ledger.all_node_states().filter(|one| one.exists()).map(|one| one.view().clone()).collect();
+        assert_eq!(shown(&next), shown(&Snapshot::new(next.generation(), next.epoch(), all)));
+        assert_eq!(next.nodes().len(), [5, 6, 5][round]);
+        assert!(
+            next.nodes()
+                .iter()
+                .enumerate()
+                .all(|(place, one)| next.place_of(one.name.as_str()) == Some(place))
+        );
+    }
 }
 
 #[test]

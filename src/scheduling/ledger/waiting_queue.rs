@@ -9,7 +9,6 @@ use crate::ids::PodUid;
 use crate::scheduling::sharing::ShardedMap;
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::units::Moment;
-use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -36,14 +35,14 @@ pub(super) enum WaitingLine {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "StoredQueue", into = "StoredQueue")]
 pub(super) struct WaitingQueue {
-    /// In shards: a hash map is built again from time to time, and that of all pods that wait would be under the lock.
+    /// In shards, as `woken_at`: a hash map is rehashed as a whole when it grows, and this is under the lock.
     pods: ShardedMap<PodUid, QueuePosition>,
     /// Not due yet.
     later: BTreeSet<(Moment, PodUid)>,
     ready: BTreeMap<QueueBand, BTreeSet<(u64, PodUid)>>,
     /// Pods that were woken and have not asked since, and when they were.
     woken: BTreeSet<(Moment, PodUid)>,
-    woken_at: FxHashMap<PodUid, Moment>,
+    woken_at: ShardedMap<PodUid, Moment>,
     /// Rises with each turn that is given.
     turn: u64,
 }

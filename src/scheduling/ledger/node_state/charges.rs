@@ -142,11 +142,6 @@ impl NodeState {
         &self.charges.tenants
     }
 
-    /// A pod that is bound here turns out to have run for longer.
-    pub(in crate::scheduling::ledger) fn note_started(&mut self, uid: &PodUid, started: Moment) {
-        self.charges.tenants.note_started(uid, started);
-    }
-
     /// VRAM that pods that are bound or assumed here ask for, as the node's sum would show it.
     pub(in crate::scheduling::ledger) fn asked_for(&self) -> Bytes {
         self.charges.asked_for
@@ -321,6 +316,9 @@ impl NodeState {
         uid: &PodUid,
         pod_state: &PodState,
     ) -> bool {
+        if let Some(bound) = pod_state.bound() {
+            self.charges.tenants.note_running_since(uid, bound.started);
+        }
         let residents = &mut self.charges.residents;
         let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) else { return false };
         let resident = &mut residents[found];
