@@ -260,11 +260,11 @@ async fn is_due(
 /// Checks the nodes that are due, a few under each lock: watches wait for it.
 fn look(service: &Service, now: Moment) -> AuditRound {
     let due = service.conflicts().due(now);
+    let nodes = with_devices(service, due);
     let mut round = AuditRound::default();
-    for nodes in due.chunks(CHECKED_AT_ONCE) {
-        let nodes = with_devices(service, nodes);
+    for nodes in nodes.chunks(CHECKED_AT_ONCE) {
         // A statement of its own, so that the lock is released with it.
-        let AuditRound { begun, ended } = service.conflicts().look(&nodes, now);
+        let AuditRound { begun, ended } = service.conflicts().look(nodes, now);
         round.begun.extend(begun);
         round.ended.extend(ended);
     }
@@ -272,13 +272,16 @@ fn look(service: &Service, now: Moment) -> AuditRound {
     round
 }
 
-/// The devices of these nodes, from agents' reports or labels.
-fn with_devices(service: &Service, nodes: &[NodeName]) -> Vec<(NodeName, Arc<[Device]>)> {
-    let cluster = service.cluster();
-    // One that is gone counts as without devices.
-    let existing = |name| cluster.node(name).filter(|_| cluster.has_node(name));
-    let devices = |name| existing(name).map(|node| node.devices.clone()).unwrap_or_default();
-    nodes.iter().map(|name| (name.clone(), devices(name))).collect()
+/// The devices of these nodes, from agents' reports or labels. One that is gone counts as without devices. They are read from a
+/// copy: this thread has a low priority, and a request waits while such a thread has the ledger's lock and no core.
+fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
+    if nodes.is_empty() {
+        return Vec::new();
+    }
+    let ledger = service.scratch_ledger();
+    let existing = |name: &NodeName| ledger.node(name).filter(|_| ledger.has_node(name));
+    let devices = |name: &NodeName| existing(name).map(|node| node.devices.clone()).unwrap_or_default();
+    nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()
 }
 
 fn log(look: &AuditRound) {
