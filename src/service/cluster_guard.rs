@@ -8,6 +8,8 @@
 use super::{Service, Tenure};
 use crate::recording::answer::Asked;
 use crate::recording::entry::Gap;
+#[cfg(test)]
+use crate::scheduling::ledger::PODS_LOOKED_AT;
 use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::verbs::{Change, Cluster, Input};
 use crate::units::Moment;
@@ -22,12 +24,20 @@ pub struct ClusterGuard<'a> {
     /// Whether the thread was already unwinding when it took the lock; then the panic did not interrupt a change under this
     /// lock.
     was_panicking: bool,
+    #[cfg(test)]
+    looked_at_before: usize,
 }
 
 #[cfg(debug_assertions)]
 thread_local! {
     /// Guards that this thread holds.
     static HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many pods this thread has looked at under the lock.
+    pub static PODS_LOOKED_AT_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// In a debug build: panics if this thread holds the lock. Call it where something begins that takes time. A guard that is a
@@ -41,7 +51,13 @@ impl<'a> ClusterGuard<'a> {
     pub(super) fn new(service: &'a Service, cluster: MutexGuard<'a, Cluster>) -> Self {
         #[cfg(debug_assertions)]
         HELD.set(HELD.get() + 1);
-        Self { cluster, service, was_panicking: std::thread::panicking() }
+        Self {
+            cluster,
+            service,
+            was_panicking: std::thread::panicking(),
+            #[cfg(test)]
+            looked_at_before: PODS_LOOKED_AT.get(),
+        }
     }
 
     /// The only way in which the cluster of a service changes: the recorder sees it.
@@ -108,6 +124,9 @@ impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         HELD.set(HELD.get() - 1);
+        #[cfg(test)]
+        PODS_LOOKED_AT_UNDER_LOCK
+            .set(PODS_LOOKED_AT_UNDER_LOCK.get() + PODS_LOOKED_AT.get() - self.looked_at_before);
         if !std::thread::panicking() || self.was_panicking {
             return;
         }

@@ -21,6 +21,8 @@ pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
 pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
+#[cfg(test)]
+pub use cluster_guard::PODS_LOOKED_AT_UNDER_LOCK;
 pub use cluster_guard::{ClusterGuard, assert_not_held};
 pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};

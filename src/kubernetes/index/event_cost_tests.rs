@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::scheduling::policy::expression::evaluations;
-use crate::scheduling::policy::{Class, Consolidation, Expression, Match, Policy};
+use crate::scheduling::policy::{Class, Consolidation, Expression, Match, NamespaceSelector, Policy};
+use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
 use crate::units::Millis;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -111,4 +112,28 @@ fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
     service.set_policy(policy);
     index.reset_pods(&service, std::slice::from_ref(&pod));
     assert!(successor_is_known());
+}
+
+#[test]
+fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
+    const PODS: usize = 200;
+    let (service, mut index) = watched();
+    let namespace =
+        |team: &str| serde_json::from_value(json!({ "name": "team-a", "labels": { "team": team } }));
+    index.list_namespace(&namespace("red").unwrap());
+    index.end_namespaces(&service);
+    let blue =
+        NamespaceSelector { match_labels: [("team".into(), "blue".into())].into(), ..Default::default() };
+    let matches = Match { namespace_selector: Some(blue), ..Match::default() };
+    let classes = vec![Class { matches, ..Class::named("blue") }, Class::named("rest")];
+    assert!(service.set_policy(Policy::default().with_classes(classes).unwrap()));
+    (0..PODS).for_each(|pod| apply(&mut index, &service, &replica(&pod.to_string())));
+    let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
+    let before = looked_at();
+    index.apply_namespace(&service, &namespace("blue").unwrap());
+    let under_lock = looked_at() - before;
+    let cluster = service.cluster();
+    let class = cluster.pod_state(&PodUid::parse("7").unwrap()).unwrap().demand.class;
+    assert_eq!(cluster.policy().class(class).name, "blue");
+    assert!(under_lock < PODS / 4, "{under_lock} pods were looked at under the lock");
 }
