@@ -9,7 +9,7 @@ use crate::units::Millis;
 use axum::body::Body;
 use http::{Request, Response};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// The pods of an API server: what it answers to lists, and what its watches show.
 #[derive(Default)]
@@ -20,6 +20,10 @@ struct PodsServed {
     lists: Vec<u32>,
     /// What lists of one pod say of the resourceVersion, in place of the latest. `Some(None)`: they are not answered.
     said: Option<Option<&'static str>>,
+    /// How many pages of a list follow the first.
+    further_pages: usize,
+    /// The next one of these waits for this.
+    held: Option<oneshot::Receiver<()>>,
     watches: Vec<mpsc::UnboundedSender<Result<String, std::io::Error>>>,
 }
 
@@ -139,8 +143,21 @@ fn answer(
         Some(Some(said)) if limit == 1 => version = said.to_owned(),
         _ => {}
     }
-    let list = json!({ "metadata": { "resourceVersion": version }, "items": [pod(7)] });
-    Ok(Response::new(Body::from(list.to_string())))
+    let page: usize = parameter("continue").map_or(0, |page| page.parse().expect("a number"));
+    let mut metadata = json!({ "resourceVersion": version });
+    if limit > 1 && page < served.further_pages {
+        metadata["continue"] = json!((page + 1).to_string());
+    }
+    let items = if served.further_pages == 0 { 1 } else { limit as usize };
+    let list = json!({ "metadata": metadata, "items": vec![pod(7); items] }).to_string();
+    let held = if page > 0 { served.held.take() } else { None };
+    let answered = async move {
+        if let Some(held) = held {
+            held.await.expect("it is released");
+        }
+        std::io::Result::Ok(list)
+    };
+    Ok(Response::new(Body::from_stream(futures::stream::once(answered))))
 }
 
 fn pod(version: u64) -> Value {
@@ -206,6 +223,69 @@ async fn pods_are_listed_once_more_where_their_resource_version_says_nothing() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert_eq!(standby.full_lists(), 3, "{said:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_change_all_the_time_do_not_stand_in_for_their_resource_version() {
+    for said in [Some("a"), Some("3"), None] {
+        let standby = Standby::synced().await;
+        standby.succeeds().await;
+        standby.served.lock().said = Some(said);
+        standby.leads();
+        for _ in 0..100 {
+            standby.pod_changes();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(standby.is_open(), "{said:?}");
+        assert_eq!(standby.full_lists(), 3, "{said:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_version_that_is_not_answered_while_pods_are_listed_is_read_again() {
+    let standby = Standby::synced().await;
+    let (release, held) = oneshot::channel();
+    {
+        let mut served = standby.served.lock();
+        (served.further_pages, served.held) = (1, Some(held));
+    }
+    standby.succeeds().await;
+    standby.served.lock().said = Some(None);
+    standby.leads();
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    standby.served.lock().said = None;
+    release.send(()).unwrap();
+    let changes = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            standby.pod_changes();
+        }
+    };
+    tokio::select! {
+        () = changes => {}
+        () = standby.until("it acts", || standby.is_open()) => {}
+    }
+    assert_eq!(standby.full_lists(), 3, "two pages since it holds the Lease");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_resource_version_is_read_although_pods_are_there_to_be_applied_all_the_time() {
+    const PAGES: usize = 20;
+    let standby = Standby::synced().await;
+    standby.served.lock().further_pages = PAGES;
+    let service = &standby.feed.service;
+    service.set_tenure(Tenure::Succeeding { from: service.now() });
+    standby.list_others();
+    let lists = || standby.served.lock().lists.clone();
+    while lists().len() < PAGES / 2 {
+        tokio::task::yield_now().await;
+    }
+    standby.leads();
+    while lists().len() < PAGES + 3 {
+        tokio::task::yield_now().await;
+    }
+    let place_of = |limit: u32| lists().iter().rposition(|asked| *asked == limit);
+    assert!(place_of(1) < place_of(PAGE), "it is read once nothing of the list is left: {:?}", lists());
 }
 
 #[tokio::test(start_paused = true)]
