@@ -37,11 +37,11 @@ use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::score_cache::{CachedScores, ScoreCache};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{NamespaceLabels, Policy};
-use crate::scheduling::verbs::namespaces::NamespacesListed;
+use crate::scheduling::verbs::namespaces::{NamespaceChange, NamespacesListed, NamespacesPrepared};
 use crate::scheduling::verbs::tick::{
     LeadershipBegan, LeadershipEnded, PackingModelLearned, PackingModelPrepared, PolicySet,
 };
-use crate::scheduling::verbs::{Change, Cluster, ClusterCopy, Input};
+use crate::scheduling::verbs::{Cluster, ClusterCopy, Input};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
 use crate::telemetry::traces::Traces;
@@ -303,16 +303,21 @@ impl Service {
         snapshot.sum_up();
     }
 
-    /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is.
+    /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is. What follows from it is
+    /// computed beforehand, as that of another policy is.
     pub fn apply_namespaces<C>(&self, change: C, is_concerned: impl Fn(&str) -> bool)
     where
-        C: Change<Output = bool> + Clone + Into<Input>,
+        C: NamespaceChange + Clone + Into<Input>,
     {
+        let prepared = NamespacesPrepared::new(change, self.scratch_ledger());
         let mut cluster = self.cluster();
-        if cluster.apply(change) {
+        let retired = cluster.apply_as(prepared, |prepared| prepared.change.clone().into());
+        if retired.is_some() {
             // Under the lock, as another policy is set.
             self.classify.reclassify(cluster.policy().clone(), is_concerned);
         }
+        drop(cluster);
+        drop(retired);
     }
 
     /// Whether the policy in force asks for the labels of namespaces: without them it does not decide.
@@ -332,10 +337,7 @@ impl Service {
 
     /// These are all namespaces; they are watched from here on.
     pub fn list_namespaces(&self, all: NamespaceLabels) {
-        let mut cluster = self.cluster();
-        if cluster.apply(NamespacesListed(all)) {
-            self.classify.reclassify(cluster.policy().clone(), |_| true);
-        }
+        self.apply_namespaces(NamespacesListed(all), |_| true);
         self.namespaces_known.store(true, Ordering::Release);
     }
 

@@ -73,6 +73,7 @@ mod waiting_pods;
 mod waiting_queue;
 
 pub use assume::{AssumeConflict, AssumeResult, Expired};
+pub use namespaces::{NamespaceEdits, PreparedLabels};
 pub use node_devices::DevicesRefused;
 pub use node_state::{LoanStage, PodLoan, WakeStatus};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};

@@ -1,15 +1,32 @@
 //! The labels of namespaces, and which pods are something else because of them.
 //!
 //! The ledger keeps the labels, for a policy to come; the policy keeps what its selectors say of them. A label that no selector
-//! asks for changes nothing. Otherwise the policy has another version, because a pod that was classified a moment ago may be
-//! something else now, and only the pods of the namespaces concerned are classified again.
+//! asks for changes nothing. Otherwise it is as if another policy came into force, with another version, because a pod that was
+//! classified a moment ago may be something else now; but only the pods of the namespaces concerned are classified again. Like
+//! another policy it can be prepared beside the lock.
 
 use super::Ledger;
-use crate::ids::PodUid;
-use crate::scheduling::policy::namespaces::{Labels, NamespaceLabels};
-use crate::scheduling::policy::{NamespaceSelection, Policy};
-use std::collections::{BTreeMap, BTreeSet};
+use super::set_policy::{PreparedPolicy, RetiredPolicy};
+use crate::scheduling::policy::namespaces::Labels;
+use crate::scheduling::policy::{NamespaceLabels, NamespaceSelection, Policy};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Other labels of namespaces, by name; `None` for a namespace that is gone.
+pub type NamespaceEdits = BTreeMap<String, Option<Arc<Labels>>>;
+
+/// Other labels and everything that follows from them, made of a copy of a ledger.
+#[derive(Debug)]
+pub struct PreparedLabels(PreparedPolicy);
+
+impl PreparedLabels {
+    /// `copy` is [`Ledger::scratch`] of the ledger in which these labels shall be known. Answers `None` if its policy says the same
+    /// of all namespaces.
+    pub fn new(copy: Ledger, edits: NamespaceEdits) -> Option<Self> {
+        let selections = copy.other_selections(&edits);
+        (!selections.is_empty()).then(|| Self(PreparedPolicy::of_labels(copy, edits, &selections)))
+    }
+}
 
 impl Ledger {
     /// The labels of all namespaces, as far as they are known.
@@ -22,54 +39,37 @@ impl Ledger {
         policy.with_namespaces(&self.namespaces)
     }
 
-    /// The labels of a namespace; `None` if it is gone. Answers whether the policy says something else of it now.
-    pub(in crate::scheduling) fn set_namespace(&mut self, name: &str, labels: Option<Arc<Labels>>) -> bool {
-        if self.namespaces.get(name) == labels.as_ref() {
-            return false;
+    /// Namespaces have these labels from now on. Answers what was in force before if the policy says something else of any of
+    /// them now.
+    pub(in crate::scheduling) fn edit_namespaces(&mut self, edits: NamespaceEdits) -> Option<RetiredPolicy> {
+        let selections = self.other_selections(&edits);
+        if selections.is_empty() {
+            self.note_labels(edits);
+            return None;
         }
-        let selection = self.policy.selection_of(labels.as_deref());
+        Some(self.take_current(PreparedPolicy::of_labels(self.scratch(), edits, &selections)))
+    }
+
+    /// The same, prepared; if its preparation is out of date, answers `None`, and nothing has changed.
+    pub(in crate::scheduling) fn take_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
+        prepared.0.is_current(self).then(|| self.take_current(prepared.0))
+    }
+
+    /// What the policy says of the namespaces of which it says something else by these labels.
+    fn other_selections(&self, edits: &NamespaceEdits) -> BTreeMap<String, NamespaceSelection> {
+        let selections =
+            edits.iter().map(|(name, labels)| (name, self.policy.selection_of(labels.as_deref())));
+        let others = selections.filter(|(name, selection)| *selection != self.policy.selection(name));
+        others.map(|(name, selection)| (name.clone(), selection)).collect()
+    }
+
+    pub(super) fn note_labels(&mut self, edits: NamespaceEdits) {
         let known = Arc::make_mut(&mut self.namespaces);
-        match labels {
-            Some(labels) => known.insert(name.to_owned(), labels),
-            None => known.remove(name),
-        };
-        let changed = selection != self.policy.selection(name);
-        self.select(changed.then(|| (name.to_owned(), selection)).into_iter().collect())
-    }
-
-    /// These are all namespaces, with their labels. Answers whether the policy says something else of any of them now.
-    pub(in crate::scheduling) fn set_namespaces(&mut self, all: NamespaceLabels) -> bool {
-        let before = std::mem::replace(&mut self.namespaces, Arc::new(all));
-        let names: BTreeSet<&String> = before.keys().chain(self.namespaces.keys()).collect();
-        let change = |name: &&String| {
-            let selection = self.policy.selection_of(self.namespaces.get(*name).map(Arc::as_ref));
-            (selection != self.policy.selection(name)).then(|| ((*name).clone(), selection))
-        };
-        let changes = names.iter().filter_map(change).collect();
-        self.select(changes)
-    }
-
-    /// The policy says this of these namespaces from now on. Pods that are bound stay bound, as under another policy.
-    fn select(&mut self, changes: BTreeMap<String, NamespaceSelection>) -> bool {
-        if changes.is_empty() {
-            return false;
+        for (name, labels) in edits {
+            match labels {
+                Some(labels) => known.insert(name, labels),
+                None => known.remove(&name),
+            };
         }
-        let mut policy = Policy::clone(&self.policy);
-        policy.version += 1;
-        changes.iter().for_each(|(name, selection)| policy.select(name, *selection));
-        self.policy = Arc::new(policy);
-        let is_concerned = |uid: &PodUid| {
-            self.pod_states.get(uid).is_some_and(|pod| changes.contains_key(&pod.demand.traits.namespace))
-        };
-        let pods = self.pod_states.in_no_order().map(|(uid, _)| uid).filter(|uid| is_concerned(uid));
-        // In order, because what the pods change on their nodes is numbered.
-        let pods: BTreeSet<PodUid> = pods.cloned().collect();
-        for uid in &pods {
-            let classification = self.policy.classify(&self.pod_states[uid].demand.traits);
-            self.edit_pod(uid, |pod_state| pod_state.demand.take(classification));
-        }
-        // What was not to be evicted may be now.
-        self.requeue_all();
-        true
     }
 }

@@ -339,6 +339,19 @@ impl NodeStates {
         changed
     }
 
+    /// Brings some nodes under a policy by which the readings of all age as before.
+    pub(super) fn bring_some_under_policy(
+        &mut self,
+        names: &BTreeSet<NodeName>,
+        change: &PolicyChange<'_>,
+        pods: &PodStates,
+    ) {
+        for name in names {
+            let node_state = self.nodes.get_shared(name).cloned();
+            self.take_in(name, node_state, change, pods);
+        }
+    }
+
     /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy
     /// are brought under the policy now. Answers what was here.
     pub(super) fn take_changed(
@@ -352,17 +365,33 @@ impl NodeStates {
         let since: BTreeSet<NodeName> = since.cloned().collect();
         changed.publication.follow(&self.publication, &since);
         for name in &since {
-            changed.take_out(name, change.policy);
-            if let Some(node_state) = self.nodes.get_shared(name) {
-                changed.nodes.insert_shared(node_state.clone());
-                changed.bring_under_policy(name, change, pods);
-            }
+            changed.take_in(name, self.nodes.get_shared(name).cloned(), change, pods);
         }
-        // Time has passed since the copy was made.
-        while let Some(name) = changed.take_aged(change.now) {
-            changed.bring_view_under_policy(&name, change, pods);
+        match change.ages_at {
+            // Time has passed since the copy was made.
+            Some(now) => {
+                while let Some(name) = changed.take_aged(now) {
+                    changed.bring_view_under_policy(&name, change, pods);
+                }
+            }
+            None => changed.aging = std::mem::take(&mut self.aging),
         }
         std::mem::replace(self, changed)
+    }
+
+    /// Puts a node in place of what was known of it, under a policy; `None` if it is gone.
+    fn take_in(
+        &mut self,
+        name: &NodeName,
+        node_state: Option<Arc<NodeState>>,
+        change: &PolicyChange<'_>,
+        pods: &PodStates,
+    ) {
+        self.take_out(name, change.policy);
+        if let Some(node_state) = node_state {
+            self.nodes.insert_shared(node_state);
+            self.bring_under_policy(name, change, pods);
+        }
     }
 
     /// Brings a node of which nothing is in the sums yet under a policy.
@@ -381,8 +410,10 @@ impl NodeStates {
     }
 
     fn bring_view_under_policy(&mut self, name: &NodeName, change: &PolicyChange<'_>, pods: &PodStates) {
-        let PolicyChange { policy, now, .. } = *change;
-        self.note_age(name, now, policy);
+        let PolicyChange { policy, ages_at, .. } = *change;
+        if let Some(now) = ages_at {
+            self.note_age(name, now, policy);
+        }
         let node_state = self.nodes.get_mut(name).expect("it was just listed");
         note(&mut self.with_lenders, name, node_state.has_sleeping_lenders());
         let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);

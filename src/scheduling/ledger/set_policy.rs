@@ -8,14 +8,15 @@
 
 use super::Ledger;
 use super::copy_on_write::PodMap;
+use super::namespaces::NamespaceEdits;
 use super::node_states::NodeStates;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{NamespaceSelection, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How pods that show the same are classified.
@@ -29,6 +30,24 @@ pub struct PreparedPolicy {
     /// The same under the policy.
     changed: Box<Ledger>,
     classified: Arc<Classifications>,
+    concerned: ConcernedPods,
+}
+
+/// The pods that are classified again.
+#[derive(Debug, Clone)]
+enum ConcernedPods {
+    All,
+    /// Of namespaces of which the selectors of the same policy say something else.
+    OfNamespaces(BTreeSet<String>),
+}
+
+impl ConcernedPods {
+    fn contain(&self, pod_state: &PodState) -> bool {
+        match self {
+            Self::All => true,
+            Self::OfNamespaces(names) => names.contains(&pod_state.demand.traits.namespace),
+        }
+    }
 }
 
 /// What was in force before. To let go of it takes as long as to go through all pods: do that beside the lock, too.
@@ -43,7 +62,8 @@ pub struct RetiredPolicy {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PolicyChange<'a> {
     pub policy: &'a Policy,
-    pub now: Moment,
+    /// When readings age by what the policy says of them; `None` if that is what it was.
+    pub ages_at: Option<Moment>,
     pub forgets_starts: bool,
 }
 
@@ -65,12 +85,52 @@ impl PreparedPolicy {
             let classification = classified[&pod_state.demand.traits];
             bring_under(pod_state, classification, forgets_starts);
         });
-        let change = PolicyChange { policy: &policy, now: copy.now, forgets_starts };
+        let change = PolicyChange { policy: &policy, ages_at: Some(copy.now), forgets_starts };
         changed.node_states = copy.node_states.under_policy(&change, &changed.pod_states);
         changed.policy = policy;
         // The first request after the change finds it made.
         changed.snapshot().sum_up();
-        Self { earlier: Box::new(copy), changed: Box::new(changed), classified: Arc::new(classified) }
+        Self {
+            earlier: Box::new(copy),
+            changed: Box::new(changed),
+            classified: Arc::new(classified),
+            concerned: ConcernedPods::All,
+        }
+    }
+
+    /// The policy in force as it is once namespaces have these labels, of which it says these `selections`. Only their pods, and
+    /// the nodes of these, are gone through.
+    pub(super) fn of_labels(
+        copy: Ledger,
+        edits: NamespaceEdits,
+        selections: &BTreeMap<String, NamespaceSelection>,
+    ) -> Self {
+        let mut policy = Policy::clone(&copy.policy);
+        policy.version += 1;
+        selections.iter().for_each(|(name, selection)| policy.select(name, *selection));
+        let policy = Arc::new(policy);
+        let mut changed = copy.clone();
+        changed.note_labels(edits);
+        let concerned = ConcernedPods::OfNamespaces(selections.keys().cloned().collect());
+        let (mut classified, mut nodes) = (Classifications::default(), BTreeSet::new());
+        for (uid, pod_state) in
+            copy.pod_states.in_no_order().filter(|(_, pod_state)| concerned.contain(pod_state))
+        {
+            let traits = &pod_state.demand.traits;
+            let classification = *classified.entry(traits.clone()).or_insert_with(|| policy.classify(traits));
+            nodes.extend(copy.pod_states.nodes_of(uid));
+            changed.pod_states.note(uid, |pod_state| pod_state.demand.take(classification));
+        }
+        let change = PolicyChange { policy: &policy, ages_at: None, forgets_starts: false };
+        changed.node_states.bring_some_under_policy(&nodes, &change, &changed.pod_states);
+        changed.policy = policy;
+        changed.snapshot().sum_up();
+        Self {
+            earlier: Box::new(copy),
+            changed: Box::new(changed),
+            classified: Arc::new(classified),
+            concerned,
+        }
     }
 
     /// The same, made of a later copy of the same ledger. Only what has changed between the two is gone through, so that it takes
@@ -82,7 +142,12 @@ impl PreparedPolicy {
         let (mut changed, classified) = (copy.clone(), self.classified.clone());
         drop(changed.take_policy(self));
         changed.snapshot().sum_up();
-        Self { earlier: Box::new(copy), changed: Box::new(changed), classified }
+        Self {
+            earlier: Box::new(copy),
+            changed: Box::new(changed),
+            classified,
+            concerned: ConcernedPods::All,
+        }
     }
 
     pub fn policy(&self) -> &Arc<Policy> {
@@ -95,7 +160,7 @@ impl PreparedPolicy {
     }
 
     /// Whether it follows from what is known of the ledger now, but for pods and nodes.
-    fn is_current(&self, ledger: &Ledger) -> bool {
+    pub(super) fn is_current(&self, ledger: &Ledger) -> bool {
         self.earlier.policy.version == ledger.policy.version && self.earlier.namespaces == ledger.namespaces
     }
 }
@@ -129,26 +194,43 @@ impl Ledger {
         if !prepared.is_current(self) {
             return self.set_policy(Policy::clone(&prepared.changed.policy));
         }
-        let PreparedPolicy { earlier, changed, .. } = prepared;
-        let Self { policy, pod_states, node_states, .. } = *changed;
+        self.take_current(prepared)
+    }
+
+    /// The same of one that follows from what is known now, but for pods and nodes.
+    pub(super) fn take_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
+        let PreparedPolicy { earlier, changed, concerned, .. } = prepared;
+        let Self { policy, namespaces, pod_states, node_states, .. } = *changed;
+        let is_another = matches!(concerned, ConcernedPods::All);
         let forgets_starts = self.policy.loading != policy.loading;
         let pods = self.pod_states.take_changed(&earlier.pod_states, pod_states, |pod_state| {
-            bring_under(pod_state, policy.classify(&pod_state.demand.traits), forgets_starts);
+            if concerned.contain(pod_state) {
+                bring_under(pod_state, policy.classify(&pod_state.demand.traits), forgets_starts);
+            }
         });
-        let change = PolicyChange { policy: &policy, now: self.now, forgets_starts };
+        let change =
+            PolicyChange { policy: &policy, ages_at: is_another.then_some(self.now), forgets_starts };
         let nodes =
             self.node_states.take_changed(&earlier.node_states, node_states, &change, &self.pod_states);
+        self.namespaces = namespaces;
         let before = std::mem::replace(&mut self.policy, policy);
-        if forgets_starts {
+        if is_another {
+            self.follow_settings(&before);
+        }
+        self.requeue_all();
+        RetiredPolicy { _earlier: earlier, _pods: pods, _nodes: nodes }
+    }
+
+    /// Brings what follows from the settings of a policy, and not from its classes, to those in force.
+    fn follow_settings(&mut self, before: &Policy) {
+        if before.loading != self.policy.loading {
             self.start_times.forget();
         }
-        self.evictions.move_to(&before, &self.policy);
+        self.evictions.move_to(before, &self.policy);
         self.take_packing();
         if before.dra != self.policy.dra {
             self.note_all_published();
         }
-        self.requeue_all();
-        RetiredPolicy { _earlier: earlier, _pods: pods, _nodes: nodes }
     }
 
     /// The labels of a node, by which it is in a pool.

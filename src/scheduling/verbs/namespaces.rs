@@ -1,6 +1,7 @@
 //! What the watch of namespaces shows, as inputs: their labels, for the selectors of a policy.
 
 use super::{Change, Cluster};
+use crate::scheduling::ledger::{Ledger, NamespaceEdits, PreparedLabels, RetiredPolicy};
 use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::policy::namespaces::Labels;
 use serde::{Deserialize, Serialize};
@@ -21,29 +22,80 @@ pub struct NamespaceObserved {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceDeleted(pub String);
 
-impl Change for NamespacesListed {
-    /// Whether the policy says something else of any namespace now; it has another version then.
-    type Output = bool;
+/// Other labels of namespaces.
+///
+/// Applied, it answers what was in force before, to be dropped beside the lock, if the policy says something else of any namespace
+/// now; it has another version then.
+pub trait NamespaceChange: Change<Output = Option<RetiredPolicy>> {
+    /// The labels that are others than those known.
+    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits;
+}
 
-    fn apply_to(self, cluster: &mut Cluster) -> bool {
-        cluster.ledger.set_namespaces(self.0)
+/// The same, prepared beside the lock. It is recorded as the change itself.
+#[derive(Debug)]
+pub struct NamespacesPrepared<C> {
+    pub change: C,
+    prepared: Option<PreparedLabels>,
+}
+
+impl<C: NamespaceChange> NamespacesPrepared<C> {
+    /// `copy` is [`Ledger::scratch`] of the ledger that the change is for.
+    pub fn new(change: C, copy: Ledger) -> Self {
+        let edits = change.edits(copy.namespaces());
+        Self { change, prepared: PreparedLabels::new(copy, edits) }
+    }
+}
+
+impl<C: NamespaceChange> Change for NamespacesPrepared<C> {
+    type Output = Option<RetiredPolicy>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
+        let taken = self.prepared.and_then(|prepared| cluster.ledger.take_labels(prepared));
+        taken.or_else(|| self.change.apply_to(cluster))
+    }
+}
+
+impl NamespaceChange for NamespacesListed {
+    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
+        let gone = known.keys().filter(|name| !self.0.contains_key(*name)).map(|name| (name.clone(), None));
+        let others = self.0.iter().filter(|(name, labels)| known.get(*name) != Some(labels));
+        gone.chain(others.map(|(name, labels)| (name.clone(), Some(labels.clone())))).collect()
+    }
+}
+
+impl NamespaceChange for NamespaceObserved {
+    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
+        let is_another = known.get(&self.name) != Some(&self.labels);
+        is_another.then(|| (self.name.clone(), Some(self.labels.clone()))).into_iter().collect()
+    }
+}
+
+impl NamespaceChange for NamespaceDeleted {
+    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
+        known.contains_key(&self.0).then(|| (self.0.clone(), None)).into_iter().collect()
+    }
+}
+
+impl Change for NamespacesListed {
+    type Output = Option<RetiredPolicy>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
+        cluster.ledger.edit_namespaces(self.edits(cluster.namespaces()))
     }
 }
 
 impl Change for NamespaceObserved {
-    /// The same.
-    type Output = bool;
+    type Output = Option<RetiredPolicy>;
 
-    fn apply_to(self, cluster: &mut Cluster) -> bool {
-        cluster.ledger.set_namespace(&self.name, Some(self.labels))
+    fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
+        cluster.ledger.edit_namespaces(self.edits(cluster.namespaces()))
     }
 }
 
 impl Change for NamespaceDeleted {
-    /// The same.
-    type Output = bool;
+    type Output = Option<RetiredPolicy>;
 
-    fn apply_to(self, cluster: &mut Cluster) -> bool {
-        cluster.ledger.set_namespace(&self.0, None)
+    fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
+        cluster.ledger.edit_namespaces(self.edits(cluster.namespaces()))
     }
 }

@@ -6,7 +6,9 @@ mod recorded_cluster;
 use super::bind::{BindAnswer, BindAsked};
 use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
 use super::filter::{FilterAsked, decided, filter};
-use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
+use super::namespaces::{
+    NamespaceChange, NamespaceDeleted, NamespaceObserved, NamespacesListed, NamespacesPrepared,
+};
 use super::observe::{
     DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
     NodeObserved, PodDeleted, PodObserved, ReadingReported,
@@ -73,7 +75,7 @@ enum OutsideEvent {
     Plan,
     /// Sleeping engines get back what they lent, or need not any more.
     Recall(u8, u8),
-    /// The policy that is set next is prepared on the cluster as it is now.
+    /// The policy that is set next, or the change of labels, is prepared on the cluster as it is now.
     Copy,
     SetPolicy(u16),
     Label(u8, Option<u8>),

@@ -29,6 +29,13 @@ impl RecordedCluster {
         self.cluster.apply(change)
     }
 
+    /// Prepared on the latest copy, if there is one.
+    fn label<C: NamespaceChange + Clone + Into<Input>>(&mut self, change: C) {
+        let Some(copy) = self.copies.pop() else { return drop(self.apply(change)) };
+        self.inputs.push(serde_json::to_string(&change.clone().into()).unwrap());
+        self.cluster.apply(NamespacesPrepared::new(change, copy));
+    }
+
     fn show_node(&mut self, node: u8) {
         let labels = Arc::default();
         let machine = FilterNode {
@@ -185,12 +192,12 @@ impl RecordedCluster {
                 self.apply(set);
             }
             OutsideEvent::Label(name, Some(label)) => {
-                self.apply(NamespaceObserved { name: namespace(name), labels: labelled(label) });
+                self.label(NamespaceObserved { name: namespace(name), labels: labelled(label) });
             }
-            OutsideEvent::Label(name, None) => drop(self.apply(NamespaceDeleted(namespace(name)))),
+            OutsideEvent::Label(name, None) => self.label(NamespaceDeleted(namespace(name))),
             OutsideEvent::ListNamespaces(label) => {
                 let all = (0..label).map(|name| (namespace(name), labelled(label))).collect();
-                self.apply(NamespacesListed(all));
+                self.label(NamespacesListed(all));
             }
             OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
