@@ -1,7 +1,8 @@
 //! What a new leader waits for before it acts: that the watch of pods has shown what earlier leaders wrote.
 //!
 //! It has listed pods while it waited for the last landing of those writes. This list serves if the watch after it is up to date,
-//! which shows within milliseconds where pods change all the time. Where none changes, pods are listed once more.
+//! which shows within milliseconds where pods change all the time. Where none changes, or the resourceVersion of the pods says
+//! nothing, they are listed once more.
 
 use super::WatchFeed;
 use crate::service::SeenCount;
@@ -34,15 +35,25 @@ pub async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &mut See
 
 /// The same for one takeover: never ends if the watch has shown what happened to pods by then, or a new list will.
 async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64) {
-    let mut shown = feed.index.lock().pods_version();
-    let version = newest_version(client).await;
-    // Where resourceVersions went back, as after a restore of etcd, what is known is of another history.
-    if let Some(version) = version.filter(|version| *version >= shown) {
-        feed.expect_pods_up_to(takeover, version);
-    }
+    let is_shown = || feed.index.lock().will_know_pods_of(takeover);
+    let mut shown = loop {
+        let is_listing = !feed.index.lock().has_listed_pods();
+        let shown = feed.index.lock().pods_version();
+        match newest_version(client).await {
+            // Where resourceVersions went back, as after a restore of etcd, what is known is of another history.
+            Some(NewestVersion::Number(version)) if version >= shown => {
+                feed.expect_pods_up_to(takeover, version);
+                break shown;
+            }
+            _ if is_shown() => return std::future::pending().await,
+            // The list in progress takes its time, too.
+            None if is_listing => {}
+            _ => return,
+        }
+    };
     let mut silent_for = Duration::ZERO;
     while silent_for < PATIENCE {
-        if feed.index.lock().will_know_pods_of(takeover) {
+        if is_shown() {
             return std::future::pending().await;
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -53,20 +64,30 @@ async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64)
     }
 }
 
-/// The resourceVersion of the pods as they are now; `None` if it could not be read, or is no number. A list that asks for no
-/// resourceVersion is never older than its request.
-async fn newest_version(client: &Client) -> Option<u64> {
+/// What a list says of the resourceVersion of the pods.
+enum NewestVersion {
+    Number(u64),
+    /// Nothing that can be compared.
+    Other,
+}
+
+/// The resourceVersion of the pods as they are now; `None` if it could not be read. A list that asks for no resourceVersion is
+/// never older than its request.
+async fn newest_version(client: &Client) -> Option<NewestVersion> {
     let (pods, one) = (Api::<Pod>::all(client.clone()), ListParams::default().limit(1));
     let reading = async {
         loop {
             match pods.list(&one).await {
-                Ok(list) => return list.metadata.resource_version?.parse().ok(),
+                Ok(list) => {
+                    let number = list.metadata.resource_version.and_then(|version| version.parse().ok());
+                    return number.map_or(NewestVersion::Other, NewestVersion::Number);
+                }
                 Err(error) => tracing::warn!(%error, "could not read the resourceVersion of the pods"),
             }
             tokio::time::sleep(RETRY_AFTER).await;
         }
     };
-    tokio::time::timeout(READ_WITHIN, reading).await.ok().flatten()
+    tokio::time::timeout(READ_WITHIN, reading).await.ok()
 }
 
 impl WatchFeed {
