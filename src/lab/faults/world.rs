@@ -45,6 +45,7 @@ use terms::ActingTerm;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use victims::Victims;
 
 /// More than twice what histories without a bug come to, with all requests that are under way.
@@ -77,6 +78,8 @@ struct WorldFeatures {
     has_engines: bool,
     has_groups: bool,
     has_budget: bool,
+    /// A pod that asks for no GPU changes all the time, as one of thousands does in a large cluster: no watch of pods is silent.
+    is_never_silent: bool,
 }
 
 /// One process of Stowage.
@@ -191,6 +194,7 @@ impl FaultyCluster {
             has_engines: kinds.below(3) == 0,
             has_groups: kinds.below(3) == 0,
             has_budget: kinds.below(3) == 0,
+            is_never_silent: kinds.below(3) == 0,
         };
         let fates = Fates { seed, times, has_proxy, without: history.without.clone() };
         api.faults().draw(fates.source());
@@ -254,6 +258,8 @@ impl FaultyCluster {
     }
 
     pub async fn play(mut self) -> HistoryRun {
+        let changing =
+            self.features.is_never_silent.then(|| AbortOnDropHandle::new(pods::keep_changing(&self.api)));
         let mut steps = 0;
         while steps < self.history.steps && self.broken.is_empty() {
             steps += 1;
@@ -275,6 +281,7 @@ impl FaultyCluster {
         if self.broken.is_empty() {
             self.be_quiet().await;
         }
+        drop(changing);
         self.end()
     }
 
@@ -308,7 +315,7 @@ impl FaultyCluster {
         if let Some(schedulers) = &mut self.schedulers {
             schedulers.pass(&self.api, can_act);
         }
-        let pods = self.api.list("pods").into_iter();
+        let pods = self.pods().into_iter();
         self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
         self.control_budget();
         self.check_processes();

@@ -44,7 +44,7 @@ impl FaultyCluster {
         }
         let is_ready =
             |pod: &&Arc<Value>| is_guarded(pod) && stays(pod) && pod["status"]["phase"] == "Running";
-        let ready = self.api.list("pods").iter().filter(is_ready).count() as i64;
+        let ready = self.pods().iter().filter(is_ready).count() as i64;
         let kept = self.budget.min_available;
         let allowed = (ready - kept).max(0);
         let status =
@@ -67,7 +67,7 @@ impl FaultyCluster {
         let is_named = |pod: &Arc<Value>| {
             pod["metadata"]["uid"].as_str().is_some_and(|uid| victims.iter().any(|victim| victim == uid))
         };
-        let pods = self.api.list("pods");
+        let pods = self.pods();
         let count = pods.iter().filter(|pod| is_guarded(pod) && stays(pod) && is_named(pod)).count() as i64;
         self.check_disruptions(count, preemptor);
     }

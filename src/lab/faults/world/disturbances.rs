@@ -11,7 +11,7 @@ impl FaultyCluster {
     /// place.
     pub(super) async fn change_leadership(&mut self) {
         let bound: Vec<Arc<Value>> =
-            self.api.list("pods").into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
+            self.pods().into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
         for pod in bound.iter().filter(|pod| !is_guarded(pod)) {
             if self.dice.below(2) == 0 {
                 self.delete_now(pod);

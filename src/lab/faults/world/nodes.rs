@@ -90,7 +90,7 @@ impl FaultyCluster {
     /// In time, pods of a node that is gone are deleted, and so are those whose GPUs went with an earlier machine: no kubelet can
     /// start them.
     pub(super) fn collect_pods(&mut self) {
-        for pod in self.api.list("pods") {
+        for pod in self.pods() {
             let is_lost = pod["spec"]["nodeName"].is_string() && !self.has_machine(&pod);
             if is_lost && pod["status"]["phase"] != "Failed" && self.dice.below(8) == 0 {
                 self.delete_now(&pod);
@@ -100,7 +100,7 @@ impl FaultyCluster {
 
     /// All pods, without those whose GPUs are gone with their machine.
     pub(super) fn pods_on_machines(&self) -> Vec<Arc<Value>> {
-        let pods = self.api.list("pods").into_iter();
+        let pods = self.pods().into_iter();
         pods.filter(|pod| !self.names_gpus_of_an_earlier_machine(pod)).collect()
     }
 

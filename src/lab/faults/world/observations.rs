@@ -17,7 +17,7 @@ const STARTS_ALONE: Duration = Duration::from_secs(35);
 impl FaultyCluster {
     pub(super) fn look(&mut self) {
         self.overhear();
-        self.note_bindings(&self.api.list("pods"));
+        self.note_bindings(&self.pods());
         self.check_claims();
         let pods = self.pods_on_machines();
         for (pod, devices) in holds(&pods) {

@@ -2,9 +2,14 @@
 
 use super::budgets::is_guarded;
 use super::*;
+use tokio::task::JoinHandle;
 
 /// Pods that wait at once, at most.
 const WAITING: usize = 16;
+
+/// A pod that is none of Stowage's, and how often its status changes.
+const CHANGING: &str = "changing";
+const CHANGES_EVERY: Duration = Duration::from_millis(300);
 
 /// Pods of a group, which are bound all or not at all.
 pub const GROUP_SIZE: usize = 2;
@@ -41,7 +46,26 @@ pub fn is_of_group(pod: &Value) -> bool {
     pod["metadata"]["labels"]["stowage.dev/group"].is_string()
 }
 
+/// Creates a pod that asks for no GPU, and lets it change until the task is aborted.
+pub fn keep_changing(api: &Arc<ApiServer>) -> JoinHandle<()> {
+    let spec = json!({ "schedulerName": "default-scheduler", "containers": [{ "name": "other", "image": "other" }] });
+    api.create("pods", json!({ "metadata": { "name": CHANGING }, "spec": spec })).expect("its name is free");
+    let api = api.clone();
+    tokio::spawn(async move {
+        for restarts in 1.. {
+            tokio::time::sleep(CHANGES_EVERY).await;
+            let status = json!({ "status": { "message": format!("restarted {restarts} times") } });
+            api.patch_status(&format!("pods/default/{CHANGING}"), &status).expect("it is there");
+        }
+    })
+}
+
 impl FaultyCluster {
+    /// All pods that are meant for Stowage.
+    pub(super) fn pods(&self) -> Vec<Arc<Value>> {
+        self.api.list("pods").into_iter().filter(|pod| pod["metadata"]["name"] != CHANGING).collect()
+    }
+
     pub(super) fn arrive(&mut self) {
         if self.waiting().len() >= WAITING || self.dice.below(3) > 0 {
             return;
@@ -96,7 +120,7 @@ impl FaultyCluster {
         let waits = |pod: &Arc<Value>| {
             pod["spec"]["nodeName"].is_null() && pod["metadata"]["deletionTimestamp"].is_null()
         };
-        self.api.list("pods").into_iter().filter(waits).collect()
+        self.pods().into_iter().filter(waits).collect()
     }
 
     /// Their owners change their minds.
@@ -150,14 +174,14 @@ impl FaultyCluster {
     }
 
     fn one_of(&mut self, is_meant: impl Fn(&Value) -> bool) -> Option<String> {
-        let pods: Vec<Arc<Value>> = self.api.list("pods").into_iter().filter(|pod| is_meant(pod)).collect();
+        let pods: Vec<Arc<Value>> = self.pods().into_iter().filter(|pod| is_meant(pod)).collect();
         let place = self.dice.below(pods.len());
         pods.get(place).map(|pod| name(pod))
     }
 
     /// The kubelets: pods start, end if they may, and terminate when they are deleted.
     pub(super) fn run_pods(&mut self, may_end: bool) {
-        for pod in self.api.list("pods") {
+        for pod in self.pods() {
             let path = format!("pods/default/{}", name(&pod));
             if pod["metadata"]["deletionTimestamp"].is_string() {
                 if self.dice.below(4) == 0 {

@@ -93,7 +93,7 @@ impl FaultyCluster {
 
     /// Conditions that say something else than what is so.
     fn check_conditions(&mut self, watch: &mut QuietWatch) {
-        let pods = self.api.list("pods");
+        let pods = self.pods();
         let unshown = self.unshown_reservations(&pods).into_iter().map(|what| (what, SHOWN_WITHIN));
         let unwanted = unwanted_evictions(&pods).map(|what| (what, WRITTEN_AGAIN_WITHIN));
         let ended = ended_reservations(&pods).map(|what| (what, WRITTEN_AGAIN_WITHIN));
@@ -179,7 +179,7 @@ impl FaultyCluster {
         let replica = self.replicas[acting].as_ref().expect("it acts");
         let twice = overcommitted(&pods);
         let found = audit(replica, "stowage_gpu_conflicts");
-        let listed = self.api.list("pods");
+        let listed = self.pods();
         let existing: BTreeSet<&str> =
             listed.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
         let gone: Vec<String> = {

@@ -91,7 +91,7 @@ impl FaultyCluster {
     /// A leader has begun a term with a list of everything, and checks each reservation that a pod shows as it would check a new
     /// one. Nothing tells it that one of them landed late, in an earlier term, whose leader did not get to end it.
     pub(super) fn note_listed_reservations(&mut self) {
-        let pods = self.api.list("pods");
+        let pods = self.pods();
         let listed: BTreeSet<ShownReservation> =
             pods.iter().filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
         for named_by in self.victims.reserved.values_mut().flatten() {
