@@ -43,16 +43,16 @@ impl PackingLearner {
         }
         self.began = now;
         let service = &self.service;
-        let (demand_history, snapshot) = {
+        let (demand_history, snapshot, policy) = {
             let mut ledger = service.cluster();
             let Some(demand_history) = ledger.demand_to_learn() else { return };
-            (demand_history, ledger.snapshot())
+            (demand_history, ledger.snapshot(), ledger.policy().clone())
         };
         let service = service.clone();
         self.at_work = Some(self.service.heavy_work.begin_in_background(WorkKind::PackingModel, move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            service.set_packing_model(snapshot, packing_model);
+            service.set_packing_model(snapshot, &policy, packing_model);
         }));
     }
 }

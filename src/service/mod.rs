@@ -274,14 +274,14 @@ impl Service {
         true
     }
 
-    /// From here on placements are scored by this model. All nodes are summarized by it first, as they are in this snapshot: do
-    /// not call it on a thread that answers requests.
-    pub fn set_packing_model(&self, snapshot: Arc<Snapshot>, packing_model: PackingModel) {
+    /// From here on placements are scored by this model. All nodes are summarized by it first, as they are in this snapshot, which
+    /// is of this policy: do not call it on a thread that answers requests.
+    pub fn set_packing_model(&self, snapshot: Arc<Snapshot>, policy: &Policy, packing_model: PackingModel) {
         let summarized = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
         summarized.sum_up();
         // Otherwise the first request about many nodes would have to score all of them.
-        let (policy, demands) = (self.policy(), self.score_cache().demands());
-        let scores = demands.iter().map(|demand| CachedScores::of_all(&summarized, demand, &policy));
+        let demands = self.score_cache().demands();
+        let scores = demands.iter().map(|demand| CachedScores::of_all(&summarized, demand, policy));
         let scores: Vec<CachedScores> = scores.collect();
         // Before the ledger changes: it copies a snapshot that is still in use.
         drop(snapshot);
@@ -309,7 +309,12 @@ impl Service {
     where
         C: NamespaceChange + Clone + Into<Input>,
     {
-        let prepared = NamespacesPrepared::new(change, self.scratch_ledger());
+        let mut prepared = NamespacesPrepared::new(change, self.scratch_ledger());
+        for _ in 0..CATCHING_UP {
+            if prepared.is_much() {
+                prepared = prepared.caught_up(self.scratch_ledger());
+            }
+        }
         let mut cluster = self.cluster();
         let retired = cluster.apply_as(prepared, |prepared| prepared.change.clone().into());
         if retired.is_some() {

@@ -26,6 +26,14 @@ impl PreparedLabels {
         let selections = copy.other_selections(&edits);
         (!selections.is_empty()).then(|| Self(PreparedPolicy::of_labels(copy, edits, &selections)))
     }
+
+    /// The same, made of a later copy of the same ledger, for which the edits are these.
+    pub fn caught_up(self, copy: Ledger, edits: NamespaceEdits) -> Option<Self> {
+        match self.0.is_current(&copy) {
+            true => Some(Self(self.0.brought_to(copy))),
+            false => Self::new(copy, edits),
+        }
+    }
 }
 
 impl Ledger {

@@ -339,7 +339,7 @@ impl NodeStates {
         changed
     }
 
-    /// Brings some nodes under a policy by which the readings of all age as before.
+    /// Brings some nodes under a policy by which the readings of all age as before. Their generations stay, too.
     pub(super) fn bring_some_under_policy(
         &mut self,
         names: &BTreeSet<NodeName>,
@@ -350,6 +350,7 @@ impl NodeStates {
             let node_state = self.nodes.get_shared(name).cloned();
             self.take_in(name, node_state, change, pods);
         }
+        self.publication.part_from_readers();
     }
 
     /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy

@@ -138,10 +138,13 @@ mod tests {
     use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::policy::Policy;
-    use crate::scheduling::testkit::{LedgerCluster, demand_of};
+    use crate::scheduling::policy::{Class, Match, NamespaceSelector, Policy};
+    use crate::scheduling::testkit::{LedgerCluster, classified, demand_of};
+    use crate::scheduling::verbs::namespaces::NamespaceObserved;
     use crate::scheduling::verbs::tick::{PackingModelLearned, PackingModelPrepared, PolicySet};
+    use crate::scheduling::vocabulary::classification::PodTraits;
     use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
     use crate::scheduling::vocabulary::node::Node;
 
     #[test]
@@ -198,5 +201,33 @@ mod tests {
                 assert_eq!(is_learned, takes_effect, "{packing:?}, prepared: {is_prepared}");
             }
         }
+    }
+
+    #[test]
+    fn a_prepared_model_summarizes_nodes_again_that_are_others_since_a_label_changed() {
+        let selector =
+            NamespaceSelector { match_labels: [("team".into(), "a".into())].into(), ..Default::default() };
+        let own = Class {
+            matches: Match { namespace_selector: Some(selector), ..Match::default() },
+            shares_with: Some(Vec::new()),
+            ..Class::named("own")
+        };
+        let policy = Policy::default().with_classes(vec![own, Class::named("rest")]).unwrap();
+        let mut cluster = LedgerCluster::by(policy.clone(), &[("a", 4)]);
+        let traits = PodTraits { namespace: "chat".into(), ..PodTraits::default() };
+        let demand = classified(demand_of(20 << 30, 1, Sharing::Shared, 0), traits, &policy);
+        cluster.run("one", ("a", 0), demand, None, ObservedDisruptionInfo::default());
+        let model = learned().1;
+        let before = cluster.snapshot();
+        let prepared = Snapshot::clone(&before).with_packing_model(Arc::new(model));
+        prepared.sum_up();
+        let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
+        cluster.apply(NamespaceObserved { name: "chat".into(), labels });
+        drop(cluster.apply(PackingModelPrepared(prepared)));
+        let now = cluster.snapshot();
+        assert_eq!(now.generations(), before.generations());
+        assert_ne!(now.nodes()[0], before.nodes()[0], "the pod shares its GPU with no other class now");
+        let anew = now.packing_model().node_summary(now.nodes()[0].node_gpus());
+        assert_eq!(format!("{:?}", now.node_summary(0)), format!("{anew:?}"));
     }
 }

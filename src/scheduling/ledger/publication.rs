@@ -66,6 +66,11 @@ impl Publication {
         self.changed.extend(changed.iter().cloned());
     }
 
+    /// What readers have made of the snapshot so far counts no more.
+    pub(super) fn part_from_readers(&mut self) {
+        Arc::make_mut(&mut self.published).part_from_copies();
+    }
+
     /// Brings a changed node to the next reader.
     pub(super) fn publish(&mut self, node: &Node) {
         match Arc::get_mut(&mut self.published) {

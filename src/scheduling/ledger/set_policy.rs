@@ -139,15 +139,16 @@ impl PreparedPolicy {
         if !self.is_current(&copy) {
             return Self::new(copy, Policy::clone(&self.changed.policy));
         }
+        self.brought_to(copy)
+    }
+
+    /// The same, if it is current.
+    pub(super) fn brought_to(self, copy: Ledger) -> Self {
         let (mut changed, classified) = (copy.clone(), self.classified.clone());
-        drop(changed.take_policy(self));
+        let concerned = self.concerned.clone();
+        drop(changed.take_current(self));
         changed.snapshot().sum_up();
-        Self {
-            earlier: Box::new(copy),
-            changed: Box::new(changed),
-            classified,
-            concerned: ConcernedPods::All,
-        }
+        Self { earlier: Box::new(copy), changed: Box::new(changed), classified, concerned }
     }
 
     pub fn policy(&self) -> &Arc<Policy> {

@@ -18,7 +18,7 @@ const PLACE_BITS: u32 = 24;
 /// each would be waited for.
 const AT_ONCE: usize = 32;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct NodeNames {
     text: String,
     /// Of each name, by its place, where it ends in the text.

@@ -211,6 +211,12 @@ impl Snapshot {
         RetiredSummaries { _summaries: std::mem::replace(&mut self.node_summaries, summaries) }
     }
 
+    /// From here on the copies of it are of no use to [`Snapshot::take_packing_model`]: nodes are others under another policy, also
+    /// those of the same generation.
+    pub(crate) fn part_from_copies(&mut self) {
+        self.names = Arc::new(NodeNames::clone(&self.names));
+    }
+
     /// What it has summarized, of a snapshot that is not taken.
     pub(crate) fn into_summaries(self) -> RetiredSummaries {
         RetiredSummaries { _summaries: self.node_summaries }

@@ -44,6 +44,18 @@ impl<C: NamespaceChange> NamespacesPrepared<C> {
         let edits = change.edits(copy.namespaces());
         Self { change, prepared: PreparedLabels::new(copy, edits) }
     }
+
+    /// Whether anything had to be prepared.
+    pub fn is_much(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// The same, made of a later copy: less has changed since then.
+    pub fn caught_up(self, copy: Ledger) -> Self {
+        let edits = self.change.edits(copy.namespaces());
+        let prepared = self.prepared.and_then(|prepared| prepared.caught_up(copy, edits));
+        Self { prepared, ..self }
+    }
 }
 
 impl<C: NamespaceChange> Change for NamespacesPrepared<C> {

@@ -29,11 +29,13 @@ impl RecordedCluster {
         self.cluster.apply(change)
     }
 
-    /// Prepared on the latest copy, if there is one.
+    /// Prepared on the copies, if there are any.
     fn label<C: NamespaceChange + Clone + Into<Input>>(&mut self, change: C) {
-        let Some(copy) = self.copies.pop() else { return drop(self.apply(change)) };
+        let mut copies = std::mem::take(&mut self.copies).into_iter();
+        let Some(first) = copies.next() else { return drop(self.apply(change)) };
         self.inputs.push(serde_json::to_string(&change.clone().into()).unwrap());
-        self.cluster.apply(NamespacesPrepared::new(change, copy));
+        let prepared = copies.fold(NamespacesPrepared::new(change, first), NamespacesPrepared::caught_up);
+        self.cluster.apply(prepared);
     }
 
     fn show_node(&mut self, node: u8) {
