@@ -169,10 +169,7 @@ impl Replica {
                 .arg(lead_with.flag())
                 .arg("--policy")
                 .arg(folder.path().join("policy.yaml"))
-                .env("RUST_LOG", "stowage::serve=info,warn")
-                // As the shipped Deployment does.
-                .env("MIMALLOC_PURGE_DELAY", "100")
-                .env("MIMALLOC_ALLOW_THP", "0"),
+                .env("RUST_LOG", "stowage::serve=info,warn"),
             &["the scheduler: http://", "agents: http://", "operators: http://"],
         );
         let replica = Self { process, api, _api_server: api_server, folder, world, lead_with };
