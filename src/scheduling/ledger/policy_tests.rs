@@ -6,10 +6,14 @@ use super::*;
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
+use crate::scheduling::policy::{
+    Class, Match, NamespaceSelector, Pool, Preemptibility, StartGate, Tenant, Weights,
+};
 use crate::scheduling::testkit::{
     LedgerCluster, classified, demand_of, gpu, gpu_at, h100, node, placed, uid,
 };
+use crate::scheduling::verbs::namespaces::NamespaceObserved;
+use crate::scheduling::verbs::observe::ReadingReported;
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -17,7 +21,7 @@ use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness, GpuReading, NodeReading};
 use crate::units::{Bytes, Millis, Percent};
 
 fn slice(card: u32, index: u32, profile: &str) -> Device {
@@ -102,6 +106,35 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
         assert_eq!(ledger.policy().class(demand.class).name, "ours");
         assert_eq!(demand.classified_by, 1);
     }
+}
+
+#[test]
+fn readings_age_on_after_a_label_of_a_namespace_has_changed() {
+    let selector =
+        NamespaceSelector { match_labels: [("team".into(), "a".into())].into(), ..Default::default() };
+    let policy = with_class(Class {
+        matches: Match { namespace_selector: Some(selector), ..Match::default() },
+        ..Class::named("own")
+    });
+    let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 2), ("untouched", 2)]);
+    let traits = PodTraits { namespace: "chat".into(), ..PodTraits::default() };
+    observe_bound(&mut ledger, "one", 0, demand(&policy, 20, traits), None);
+    for name in ["n", "untouched"] {
+        let reading = NodeReading { sampled: ledger.now(), ..NodeReading::default() };
+        ledger.apply(ReadingReported { node: node(name), reading: reading.into() });
+    }
+    let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
+    assert!(
+        ledger.apply(NamespaceObserved { name: "chat".into(), labels }).is_some(),
+        "a selector asks for it"
+    );
+    let mut freshness = |seconds: u64| {
+        ledger.pass(seconds);
+        ["n", "untouched"].map(|name| ledger.snapshot().node(name).unwrap().freshness)
+    };
+    assert_eq!(freshness(0), [Freshness::Fresh; 2]);
+    assert_eq!(freshness(6), [Freshness::Stale; 2]);
+    assert_eq!(freshness(30), [Freshness::Expired; 2]);
 }
 
 #[test]
