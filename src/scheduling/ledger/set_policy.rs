@@ -88,14 +88,18 @@ impl PreparedPolicy {
         let change = PolicyChange { policy: &policy, ages_at: Some(copy.now), forgets_starts };
         changed.node_states = copy.node_states.under_policy(&change, &changed.pod_states);
         changed.policy = policy;
+        Self::made(copy, changed, Arc::new(classified), ConcernedPods::All)
+    }
+
+    fn made(
+        earlier: Ledger,
+        mut changed: Ledger,
+        classified: Arc<Classifications>,
+        concerned: ConcernedPods,
+    ) -> Self {
         // The first request after the change finds it made.
         changed.snapshot().sum_up();
-        Self {
-            earlier: Box::new(copy),
-            changed: Box::new(changed),
-            classified: Arc::new(classified),
-            concerned: ConcernedPods::All,
-        }
+        Self { earlier: Box::new(earlier), changed: Box::new(changed), classified, concerned }
     }
 
     /// The policy in force as it is once namespaces have these labels, of which it says these `selections`. Only their pods, and
@@ -124,13 +128,7 @@ impl PreparedPolicy {
         let change = PolicyChange { policy: &policy, ages_at: None, forgets_starts: false };
         changed.node_states.bring_some_under_policy(&nodes, &change, &changed.pod_states);
         changed.policy = policy;
-        changed.snapshot().sum_up();
-        Self {
-            earlier: Box::new(copy),
-            changed: Box::new(changed),
-            classified: Arc::new(classified),
-            concerned,
-        }
+        Self::made(copy, changed, Arc::new(classified), concerned)
     }
 
     /// The same, made of a later copy of the same ledger. Only what has changed between the two is gone through, so that it takes
@@ -147,8 +145,7 @@ impl PreparedPolicy {
         let (mut changed, classified) = (copy.clone(), self.classified.clone());
         let concerned = self.concerned.clone();
         drop(changed.take_current(self));
-        changed.snapshot().sum_up();
-        Self { earlier: Box::new(copy), changed: Box::new(changed), classified, concerned }
+        Self::made(copy, changed, classified, concerned)
     }
 
     pub fn policy(&self) -> &Arc<Policy> {
