@@ -255,11 +255,16 @@ fn a_recording_with_a_lying_checksum_names_the_byte_and_the_way_out() {
     whole[middle] ^= 1;
     let said = replay(&whole);
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
-    let (_, after) = said.out.split_once("`head -c ").unwrap_or_else(|| panic!("{}", said.out));
-    let kept: usize = after.split_once(' ').unwrap().0.parse().unwrap();
-    assert!(kept < middle);
-    let said = replay(&whole[..kept]);
-    assert_eq!(said.code, 0, "what it says to keep replays: {}{}", said.out, said.err);
+    let (_, after) = said.out.split_once("at byte ").unwrap_or_else(|| panic!("{}", said.out));
+    let damaged_at: usize = after.split_once(' ').unwrap().0.parse().unwrap();
+    assert!(damaged_at <= middle && said.out.contains("`stowage bundle --from RECORDING`"), "{}", said.out);
+    let folder = tempfile::tempdir().unwrap();
+    let [recording, bundle] = ["recording", "bundle"].map(|name| folder.path().join(name));
+    let [recording, bundle] = [&recording, &bundle].map(|path| path.to_str().unwrap());
+    std::fs::write(recording, &whole).unwrap();
+    assert_eq!(stowage(&["bundle", "--from", recording, "-f", bundle]).code, 1);
+    let said = stowage(&["replay", bundle]);
+    assert_eq!(said.code, 0, "what it leaves replays: {}{}", said.out, said.err);
 }
 
 #[test]
@@ -449,4 +454,190 @@ fn a_directory_that_cannot_be_recorded_into_is_named_before_anything_starts() {
     let listen = ["--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
     let said = stowage(&[&["serve", "--cluster", dump, "--record", file][..], &listen].concat());
     assert!(said.code == 1 && said.err.contains(&format!("--record {file}: ")), "{}{}", said.out, said.err);
+}
+
+/// The demo's recording as two segments in a directory of its own, the first of them this long.
+fn two_segments(folder: &Path, of_the_first: impl Fn(usize) -> usize) {
+    let mut segments: Vec<PathBuf> =
+        std::fs::read_dir(recorded_demo()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    segments.retain(|path| path.extension().is_some_and(|extension| extension == "stowrec"));
+    segments.sort();
+    let first = std::fs::read(&segments[0]).unwrap();
+    let kept = of_the_first(first.len());
+    let [one, two] = ["000000000000001-000.stowrec", "000000000000002-000.stowrec"];
+    std::fs::write(folder.join(one), &first[..kept]).unwrap();
+    std::fs::write(folder.join(two), &first).unwrap();
+}
+
+/// A killed process leaves a segment without an end, and the next process begins with a state of its own.
+#[test]
+fn a_segment_that_a_killed_process_left_is_followed_by_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    two_segments(folder.path(), |whole| whole - 10);
+    let said = stowage(&["replay", folder.path().to_str().unwrap()]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(said.out.contains("1 restart") && said.out.contains("1 segment without an end"), "{}", said.out);
+    assert!(!said.out.contains("gap"), "{}", said.out);
+}
+
+/// The segment behind says that nothing is missing before it, so no killed process left this.
+#[test]
+fn a_segment_that_is_cut_in_the_middle_of_a_recording_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let whole = whole();
+    // The recording's two segments, if it has more than one; else the same cut shows at its end.
+    let begins =
+        |from: usize| whole[from..].windows(8).position(|eight| eight == b"STOWREC\n").map(|at| from + at);
+    let Some(second) = begins(1) else { return skipped("a recorded demo of two segments") };
+    let (first, rest) = whole.split_at(second);
+    std::fs::write(path("000000000000001-000.stowrec"), &first[..first.len() - 10]).unwrap();
+    std::fs::write(path("000000000000002-000.stowrec"), rest).unwrap();
+    let recording = folder.path().to_str().unwrap();
+    let named = |text: &str| text.contains("000000000000001-000.stowrec") && text.contains("is cut at byte ");
+    let said = stowage(&["replay", recording]);
+    assert!(said.code == 2 && named(&said.out), "{} {}{}", said.code, said.out, said.err);
+    for more in [
+        &["explain", "starcoder", "--bundle", recording][..],
+        &["replay", recording, "--packing", "best-fit"],
+    ] {
+        let said = stowage(more);
+        assert!(said.code == 2 && named(&said.err), "{} {}{}", said.code, said.out, said.err);
+    }
+}
+
+#[test]
+fn a_replay_that_compares_nothing_does_not_say_that_all_is_the_same() {
+    let whole = whole();
+    // A segment's header and nothing else: its first frame ends with the first checkpoint or before.
+    let said = replay(&whole[..12]);
+    assert!(said.code == 2 && !said.out.contains("Every answer"), "{} {}{}", said.code, said.out, said.err);
+    let said = stowage(&["replay", recorded_demo().to_str().unwrap()]);
+    assert!(said.out.contains("Recorded from 20") && said.out.contains("Every answer"), "{}", said.out);
+}
+
+#[test]
+fn no_bundle_is_an_error_wherever_it_would_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    let file = folder.path().join("bundle");
+    for to in ["-", "/dev/null", file.to_str().unwrap()] {
+        let said = stowage(&["bundle", "--from", empty.to_str().unwrap(), "-f", to]);
+        assert!(
+            said.code == 1 && said.out.is_empty() && said.err.contains("has no recording"),
+            "{to}: {}{}",
+            said.out,
+            said.err
+        );
+    }
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_bundle_of_another_version_says_what_it_lacks_and_a_pipe_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (recording, bundle) = (path("recording"), path("bundle"));
+    let mut other = whole();
+    other[8] += 1;
+    std::fs::write(&recording, &other).unwrap();
+    let said = stowage(&["bundle", "--from", &recording, "-f", &bundle]);
+    assert!(
+        said.code == 1 && said.err.contains("has format 2 at byte 0"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
+    std::fs::write(&recording, whole()).unwrap();
+    let piped = |arguments: &str| {
+        let script = format!("cat {recording} | {} {arguments}", env!("CARGO_BIN_EXE_stowage"));
+        said_by(Command::new("sh").args(["-c", &script]))
+    };
+    for from in ["-", "/dev/stdin"] {
+        let said = piped(&format!("bundle --from {from} -f {bundle}"));
+        assert_eq!(said.code, 0, "{from}: {}{}", said.out, said.err);
+        assert_eq!(std::fs::read(&bundle).unwrap(), whole());
+        let said = piped(&format!("bundle --from {from} -f {bundle} --redact"));
+        assert!(said.code == 1 && said.err.contains("write it to a file first"), "{from}: {}", said.err);
+        let said = piped(&format!("replay {from} --packing best-fit"));
+        assert!(
+            said.code == 2 && said.err.contains("write it to a file first"),
+            "{from}: {} {}",
+            said.code,
+            said.err
+        );
+    }
+}
+
+/// A server that begins an answer and, once it is told to, ends the connection.
+fn stalled_server(answer: &'static [u8]) -> (String, std::sync::mpsc::Sender<()>) {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let (ends, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        let _ = connection.read(&mut [0; 4096]);
+        connection.write_all(answer).unwrap();
+        let _ = ended.recv();
+    });
+    (address, ends)
+}
+
+const HALF: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nSTOWREC\n\x01\0\0\0";
+
+#[test]
+fn a_download_that_breaks_off_or_is_no_bundle_is_said_to_be_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    let fetch = |answer| {
+        let (server, ends) = stalled_server(answer);
+        drop(ends);
+        let said = stowage(&["bundle", "--server", &server, "-f", bundle.to_str().unwrap()]);
+        assert!(said.code == 1 && said.out.is_empty(), "{} {}{}", said.code, said.out, said.err);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+        said.err
+    };
+    let said = fetch(HALF);
+    assert!(said.contains("broke off after 12 bytes"), "{said}");
+    let said = fetch(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello");
+    assert!(said.contains("no bundle of Stowage"), "{said}");
+}
+
+#[test]
+fn an_interrupted_bundle_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for signal in ["INT", "TERM"] {
+        let (server, _ends) = stalled_server(HALF);
+        let bundle = folder.path().join("bundle");
+        let mut running = Command::new(env!("CARGO_BIN_EXE_stowage"))
+            .args(["bundle", "--server", &server, "-f", bundle.to_str().unwrap()])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("it has begun to write", || std::fs::read_dir(&folder).unwrap().count() == 1);
+        let sent = Command::new("kill").args(["-s", signal, &running.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        assert!(!running.wait().unwrap().success());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "after SIG{signal}");
+    }
+}
+
+/// Somebody tidies up: the recording goes on in a new directory, and it is still one service's.
+#[test]
+fn a_directory_that_is_removed_while_it_is_recorded_into_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = json_dump(&folder);
+    let recorded = folder.path().join("recording");
+    let record = ["--record", recorded.to_str().unwrap()];
+    let _serve = RunningServe::serve_with(&dump, &record);
+    let has = |name: &str| {
+        let names = std::fs::read_dir(&recorded).into_iter().flatten();
+        names.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(name)).count()
+    };
+    eventually("it records", || has(".stowrec") > 0);
+    std::fs::remove_dir_all(&recorded).unwrap();
+    eventually("it records again, with its lock", || has(".stowrec") > 0 && has(".lock") > 0);
 }
