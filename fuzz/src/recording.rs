@@ -52,7 +52,7 @@ fn replay(bytes: &[u8]) {
 /// The byte that an error names.
 fn place(why: &ReadError) -> Option<u64> {
     match why {
-        ReadError::NotARecording => None,
+        ReadError::NotARecording | ReadError::Empty => None,
         ReadError::OtherFormat { at, .. }
         | ReadError::Cut { at }
         | ReadError::Damaged { at, .. }

@@ -5,14 +5,18 @@ use super::access::AccessArgs;
 use super::duration;
 use super::operators_client;
 use crate::flight_recorder::{LeftOut, write_bundle_of};
+use crate::recording::frame::MAGIC;
 use crate::service::BundleNames;
+use crate::units::plural;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs::OpenOptions;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 
 #[derive(Debug, Args)]
 pub struct BundleArgs {
@@ -28,7 +32,8 @@ pub struct BundleArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
     server: String,
 
-    /// Bundle a whole local recording instead of asking a running service: a directory that `serve --record` writes, or a file
+    /// Bundle a whole local recording instead of asking a running service: a directory that `serve --record` writes, or a file;
+    /// `-` is standard input
     #[arg(long, value_name = "RECORDING", conflicts_with_all = ["last", "server"])]
     from: Option<PathBuf>,
 
@@ -41,77 +46,147 @@ pub struct BundleArgs {
     access: AccessArgs,
 }
 
+/// The exit codes that a shell gives a command that SIGINT or SIGTERM ended.
+const INTERRUPTED: i32 = 130;
+const TERMINATED: i32 = 143;
+
+/// Where the bundle goes.
+struct BundleOut {
+    out: Box<dyn Write + Send>,
+    bytes: u64,
+    /// It could not be written, which is not the recording's fault.
+    has_failed: bool,
+}
+
+/// A file that is not whole yet. It has a name that no other file has, because `--from` may read any, and goes away if it does not
+/// become whole.
+struct PartFile {
+    path: PathBuf,
+    interrupted: JoinHandle<()>,
+}
+
 impl BundleArgs {
     pub async fn run(self) -> Result<ExitCode> {
         if self.file == Path::new("-") {
-            let left_out = self.write_to(&mut std::io::stdout()).await?;
+            let (_, left_out) = self.write_to(Box::new(io::stdout())).await?;
             return Ok(warned_of(&left_out));
         }
         let unwritten = || format!("the bundle {} cannot be written", self.file.display());
         // A pipe or a device takes it as it comes.
         if std::fs::metadata(&self.file).is_ok_and(|about| !about.is_file()) {
-            let mut out = OpenOptions::new().write(true).open(&self.file).with_context(unwritten)?;
-            return Ok(warned_of(&self.write_to(&mut out).await?));
+            let out = OpenOptions::new().write(true).open(&self.file).with_context(unwritten)?;
+            let (_, left_out) = self.write_to(Box::new(out)).await?;
+            return Ok(warned_of(&left_out));
         }
-        // It comes under its name when it is whole. Until then it has a name that no file has: `--from` may read any.
-        let name = self.file.file_name().with_context(unwritten)?.to_string_lossy();
-        let part = self.file.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
-        let mut out = BufWriter::new(new.with_context(unwritten)?);
-        let written = self.write_to(&mut out).await.and_then(|left_out| {
-            out.flush().with_context(unwritten)?;
-            Ok((out.get_ref().metadata().with_context(unwritten)?.len(), left_out))
-        });
-        let (bytes, left_out) = match written {
-            Ok((bytes, left_out)) if bytes > 0 => (bytes, left_out),
-            not_written => {
-                let _ = std::fs::remove_file(&part);
-                not_written?;
-                match &self.from {
-                    Some(from) => bail!("{} has no recording", from.display()),
-                    None => {
-                        bail!("nothing was recorded in the last {} min: ask for more with --last", self.last)
-                    }
-                }
-            }
-        };
-        std::fs::rename(&part, &self.file).with_context(unwritten)?;
+        // What a link names is replaced, and not the link.
+        let whole = std::fs::canonicalize(&self.file).unwrap_or_else(|_| self.file.clone());
+        let (part, out) = PartFile::beside(&whole).with_context(unwritten)?;
+        let (bytes, left_out) = self.write_to(Box::new(out)).await?;
+        part.becomes(&whole).with_context(unwritten)?;
         let file = self.file.display();
         let code = warned_of(&left_out);
-        writeln!(std::io::stdout(), "{file}: {bytes} bytes. Replay it with `stowage replay {file}`")?;
+        writeln!(io::stdout(), "{file}: {}. Replay it with `stowage replay {file}`", plural(bytes, "byte"))?;
         Ok(code)
     }
 
-    /// Answers what of a local recording is not in the bundle.
-    async fn write_to(&self, out: &mut (dyn Write + Send)) -> Result<Vec<LeftOut>> {
+    /// Answers how long the bundle is, and what of a local recording is not in it.
+    async fn write_to(&self, out: Box<dyn Write + Send>) -> Result<(u64, Vec<LeftOut>)> {
+        let mut out = BundleOut { out: Box::new(BufWriter::new(out)), bytes: 0, has_failed: false };
+        let written = self.write_parts(&mut out).await;
+        let written = written.and_then(|left_out| out.flush().map(|()| left_out).map_err(Into::into));
+        let left_out = written.with_context(|| match out.has_failed {
+            true => format!("the bundle {} cannot be written", self.file.display()),
+            false => "there is no bundle".to_owned(),
+        })?;
+        if out.bytes > 0 {
+            return Ok((out.bytes, left_out));
+        }
+        warned_of(&left_out);
+        match &self.from {
+            Some(from) => bail!("{} has no recording", from.display()),
+            None => bail!(
+                "nothing was recorded in the last {} min. Ask for more with --last. If stowage_recorder_recording is 0 on its \
+                 /metrics, it does not record now, and its log says why",
+                self.last
+            ),
+        }
+    }
+
+    async fn write_parts(&self, out: &mut BundleOut) -> Result<Vec<LeftOut>> {
         if let Some(from) = &self.from {
             let names = if self.redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
-            let unread = || format!("no bundle of {}", from.display());
-            return write_bundle_of(from, names, out).with_context(unread);
+            return Ok(write_bundle_of(from, names, out)?);
         }
         let access = self.access.read(&self.server).await?;
         let redact = if self.redact { "&redact=true" } else { "" };
         let page = format!("/v1/bundle?minutes={}{redact}", self.last);
-        operators_client::download(&self.server, &access, &page, out).await?;
+        operators_client::download(&self.server, &access, &page, ("bundle", &MAGIC), out).await?;
         Ok(Vec::new())
+    }
+}
+
+impl Write for BundleOut {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes).inspect_err(|_| self.has_failed = true)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush().inspect_err(|_| self.has_failed = true)
+    }
+}
+
+impl PartFile {
+    fn beside(whole: &Path) -> io::Result<(Self, std::fs::File)> {
+        let name = whole.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
+        let path = whole.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        // From here on a signal ends the process by way of this.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let unfinished = path.clone();
+        let interrupted = tokio::spawn(async move {
+            let code = tokio::select! {
+                _ = interrupt.recv() => INTERRUPTED,
+                _ = terminate.recv() => TERMINATED,
+            };
+            let _ = std::fs::remove_file(unfinished);
+            std::process::exit(code);
+        });
+        let part = Self { path, interrupted };
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part.path)?;
+        Ok((part, file))
+    }
+
+    fn becomes(self, whole: &Path) -> io::Result<()> {
+        std::fs::rename(&self.path, whole)
+    }
+}
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        self.interrupted.abort();
+        // There is none any more once it is whole.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
 /// 1 if something is not in the bundle: it replays as a whole one does.
 fn warned_of(left_out: &[LeftOut]) -> ExitCode {
-    for LeftOut { path, at, bytes } in left_out {
+    for LeftOut { path, end, bytes } in left_out {
         let path = path.display();
+        let rest = bytes.map_or("what follows".to_owned(), |bytes| plural(bytes, "byte"));
         // A reader of the warnings that has gone does not take the bundle with it.
-        let _ = writeln!(
-            std::io::stderr(),
-            "warning: {path} is cut or damaged at byte {at}: {bytes} bytes of it are not in the bundle"
-        );
+        let _ = writeln!(io::stderr(), "warning: {path} {end}: the bundle lacks {rest} of it");
     }
     if left_out.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
 /// Whole minutes, rounded up.
 fn minutes(text: &str) -> Result<u64, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!("the unit is missing: write {text}m for minutes"));
+    }
     match duration(text)?.as_millis().div_ceil(60_000) as u64 {
         minutes @ 1..=10_080 => Ok(minutes),
         _ => Err("write a duration from 1m to a week, such as 15m".into()),

@@ -37,6 +37,19 @@ pub enum NoAnswer {
     NotAllowed { server: String, text: String },
     #[error("{server} answers {status}: {text}")]
     Refused { server: String, status: StatusCode, text: String },
+    #[error(
+        "{server} does not answer with TLS ({cause}). If it is a Stowage without, write --server {plain}"
+    )]
+    SpeaksPlain { server: String, plain: String, cause: String },
+    #[error(
+        "the {what} of {server} broke off after {bytes} bytes: {cause}. If `stowage serve` failed to read it, its log says why"
+    )]
+    BrokeOff { server: String, what: &'static str, bytes: u64, cause: String },
+    #[error(
+        "{server} answers something that is no {what} of Stowage. Is this the --admin address of `stowage serve`, and no proxy's \
+         page to log in?"
+    )]
+    SomethingElse { server: String, what: &'static str },
     #[error("the answer cannot be written: {0}")]
     Unwritten(std::io::Error),
     #[error("{server} answers something that is no {what}: {error}; is it a Stowage of this version?")]
@@ -75,12 +88,13 @@ pub async fn get<T: DeserializeOwned>(
     }
 }
 
-/// Writes the page at this path as it comes, however long it is.
+/// Writes the page at this path as it comes, however long it is: `what`, which begins so.
 pub async fn download(
     server: &str,
     access: &Access,
     path: &str,
-    out: &mut dyn Write,
+    (what, beginning): (&'static str, &[u8]),
+    out: &mut (dyn Write + Send),
 ) -> Result<(), NoAnswer> {
     let too_slow = |_| NoAnswer::TooSlow { server: server.into(), after: PATIENCE_WITH_FILES };
     let asked = fetch(server, access, uri(server, path, access)?);
@@ -89,11 +103,19 @@ pub async fn download(
         let status = answer.status();
         return Err(refusal(server, status, &whole(server, answer).await?));
     }
-    let mut body = answer.into_body();
+    let (mut body, mut bytes) = (answer.into_body(), 0);
     while let Some(frame) = tokio::time::timeout(PATIENCE_WITH_FILES, body.frame()).await.map_err(too_slow)? {
-        let frame = frame.map_err(|error| unreachable(server, deepest(&error)))?;
+        let frame = frame.map_err(|error| {
+            let (server, cause) = (server.into(), deepest(&error));
+            NoAnswer::BrokeOff { server, what, bytes, cause }
+        })?;
         if let Some(data) = frame.data_ref() {
+            let due = beginning.get(bytes as usize..).unwrap_or_default();
+            if due.iter().zip(data).any(|(due, came)| due != came) {
+                return Err(NoAnswer::SomethingElse { server: server.into(), what });
+            }
             out.write_all(data).map_err(NoAnswer::Unwritten)?;
+            bytes += data.len() as u64;
         }
     }
     Ok(())
@@ -156,6 +178,9 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
     }
     client.request(request).await.map_err(|error| {
         let cause = deepest(&error);
+        if let Some(rest) = server.strip_prefix("https://").filter(|_| is_no_tls(&error)) {
+            return NoAnswer::SpeaksPlain { server: server.into(), plain: format!("http://{rest}"), cause };
+        }
         match server.strip_prefix("http://").filter(|_| is_no_http(&error)) {
             Some(rest) => {
                 NoAnswer::SpeaksTls { server: server.into(), tls: format!("https://{rest}"), cause }
@@ -169,6 +194,24 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
 fn is_no_http(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.filter_map(|error| error.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse)
+}
+
+/// Whether something answered, and not with TLS: a server with plain HTTP refuses the first message as no request.
+fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    // An I/O error shows its inner error's source as its own, and not that itself.
+    let inner = |error: &(dyn std::error::Error + 'static)| {
+        let io = error.downcast_ref::<std::io::Error>()?;
+        Some(io.get_ref()?.downcast_ref::<rustls::Error>().is_some_and(is_bad_message))
+    };
+    let is_bad_message_of = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<rustls::Error>().is_some_and(is_bad_message) || inner(error) == Some(true)
+    };
+    causes.into_iter().any(is_bad_message_of)
+}
+
+fn is_bad_message(error: &rustls::Error) -> bool {
+    matches!(error, rustls::Error::InvalidMessage(_))
 }
 
 async fn whole(server: &str, answer: Response<Incoming>) -> Result<Bytes, NoAnswer> {

@@ -10,6 +10,7 @@ use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
+use std::num::NonZeroU32;
 use std::time::Duration;
 use tracing::warn;
 
@@ -21,7 +22,7 @@ const MINUTES: u32 = 15;
 #[serde(deny_unknown_fields)]
 pub struct BundleQuery {
     /// How many of the last minutes.
-    minutes: Option<u32>,
+    minutes: Option<NonZeroU32>,
     /// Whether names are replaced by pseudonyms.
     #[serde(default)]
     redact: bool,
@@ -62,7 +63,7 @@ pub async fn answer(
         Err(rejection) => return BundleError::Query(rejection.body_text()).into_response(),
     };
     let Some(bundles) = extender.bundles else { return BundleError::NotRecording.into_response() };
-    let last = Duration::from_secs(60 * u64::from(minutes.unwrap_or(MINUTES)));
+    let last = Duration::from_secs(60 * u64::from(minutes.map_or(MINUTES, NonZeroU32::get)));
     let names = if redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
     streamed(&extender.service, turn, "application/octet-stream", move |out| {
         bundles.write_bundle(last, names, out).inspect_err(|error| warn!(%error, "a bundle ends early"))

@@ -2,7 +2,7 @@
 
 use super::ring::Ring;
 use crate::recording::redaction::{NamesSeen, RedactionError};
-use crate::recording::whole_entries::copy_whole_entries;
+use crate::recording::whole_entries::{CopyEnd, copy_whole_entries};
 use crate::service::{BundleNames, BundleSource};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -35,39 +35,68 @@ impl BundleSource for Recordings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
     pub path: PathBuf,
-    /// What is cut or damaged begins here.
-    pub at: u64,
-    /// How many bytes are left out, from there on.
-    pub bytes: u64,
+    /// What is left out begins here.
+    pub end: CopyEnd,
+    /// How many bytes are left out, from there on; `None` of a pipe.
+    pub bytes: Option<u64>,
 }
 
-/// Writes a bundle of a whole recording: a directory of segments, or one file. Answers what is not in it.
+/// Why there is no bundle of a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum NoBundle {
+    #[error("{}: {why}", path.display())]
+    Unread { path: PathBuf, why: io::Error },
+    #[error(
+        "pseudonyms need the recording twice, and {} can be read once: write it to a file first", path.display()
+    )]
+    ReadOnce { path: PathBuf },
+    #[error(transparent)]
+    Failed(io::Error),
+}
+
+/// Writes a bundle of a whole recording: a directory of segments, a file, a pipe, or standard input as `-`. Answers what is not
+/// in it.
 pub fn write_bundle_of(
     recording: &Path,
     names: BundleNames,
     out: &mut dyn Write,
-) -> io::Result<Vec<LeftOut>> {
-    let about = std::fs::metadata(recording)?;
-    let files = match about.is_dir() {
-        true => {
-            let segments = Ring::segments(recording)?.into_iter();
+) -> Result<Vec<LeftOut>, NoBundle> {
+    let unread = |why| NoBundle::Unread { path: recording.to_owned(), why };
+    let is_standard_input = recording == Path::new("-");
+    let about = if is_standard_input { None } else { Some(std::fs::metadata(recording).map_err(unread)?) };
+    let files = match &about {
+        Some(about) if about.is_dir() => {
+            let segments = Ring::segments(recording).map_err(unread)?.into_iter();
             segments.map(|segment| RecordedFile { path: segment.path, bytes: segment.bytes }).collect()
         }
-        false => vec![RecordedFile { path: recording.to_owned(), bytes: about.len() }],
+        Some(about) if about.is_file() => {
+            vec![RecordedFile { path: recording.to_owned(), bytes: about.len() }]
+        }
+        _ if names == BundleNames::Pseudonyms => {
+            return Err(NoBundle::ReadOnce { path: recording.to_owned() });
+        }
+        _ => {
+            let file: Box<dyn Read> = match is_standard_input {
+                true => Box::new(io::stdin().lock()),
+                false => Box::new(File::open(recording).map_err(unread)?),
+            };
+            let end = copy_whole_entries(&mut BufReader::new(file), out).map_err(NoBundle::Failed)?;
+            let left_out = |end| LeftOut { path: recording.to_owned(), end, bytes: None };
+            return Ok(end.map(left_out).into_iter().collect());
+        }
     };
-    write(&files, names, out)?;
-    left_out(&files)
+    write(&files, names, out).and_then(|()| left_out(&files)).map_err(NoBundle::Failed)
 }
 
 fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
     let mut left_out = Vec::new();
     for file in files {
         each(std::slice::from_ref(file), |mut content| {
-            let broken_at = copy_whole_entries(&mut content, &mut io::sink())?;
-            left_out.extend(broken_at.map(|at| LeftOut {
+            let end = copy_whole_entries(&mut content, &mut io::sink())?;
+            left_out.extend(end.map(|end| LeftOut {
                 path: file.path.clone(),
-                at,
-                bytes: file.bytes.saturating_sub(at),
+                end,
+                bytes: Some(file.bytes.saturating_sub(end.at)),
             }));
             Ok(())
         })?;

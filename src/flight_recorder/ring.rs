@@ -30,6 +30,8 @@ pub enum BadDirectory {
         directory.display()
     )]
     Unwritable { directory: PathBuf, why: io::Error },
+    #[error("--record {}: this is a file. Name a directory that exists or can be made", directory.display())]
+    NotADirectory { directory: PathBuf },
     #[error(
         "--record {}: another service records there, and what two write cannot be replayed. Give each service a directory of its own",
         directory.display()
@@ -46,6 +48,9 @@ pub trait Segments: Send {
 
     /// Removes the segment that was begun last: nothing of it can be read.
     fn discard(&mut self);
+
+    /// Whether the segment that was begun last is still where a reader finds it.
+    fn is_there(&self) -> bool;
 
     /// Brings a finished segment to the disk.
     fn finish(&mut self, segment: &Self::Segment) -> io::Result<()>;
@@ -84,7 +89,10 @@ impl Ring {
     /// Makes the directory if it is not there, and finds out whether it can be written, and that no other service records there.
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
         let bad = |why| BadDirectory::Unwritable { directory: directory.to_owned(), why };
-        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(bad)?;
+        make(directory).map_err(|why| match why.kind() {
+            io::ErrorKind::AlreadyExists => BadDirectory::NotADirectory { directory: directory.to_owned() },
+            _ => bad(why),
+        })?;
         let lock = lock(directory)?;
         let mut ring = Self { directory: directory.to_owned(), limits, latest: None, lock };
         // What is beyond the limits may be what fills the disk.
@@ -132,6 +140,11 @@ impl Segments for Ring {
     type Segment = File;
 
     fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
+        // Somebody may have removed the directory, and the lock with it.
+        if !self.directory.join(LOCK).exists() {
+            make(&self.directory)?;
+            self.lock = lock(&self.directory).map_err(io::Error::other)?;
+        }
         // After a clock was set back, what is new must not count as the oldest.
         let latest = Self::segments(&self.directory)?.last().and_then(|segment| begun(&segment.path));
         let wall_ms = latest.map_or(wall_ms, |latest| if wall_ms < latest { latest + 1 } else { wall_ms });
@@ -156,12 +169,20 @@ impl Segments for Ring {
         }
     }
 
+    fn is_there(&self) -> bool {
+        self.latest.as_ref().is_none_or(|latest| latest.exists())
+    }
+
     fn finish(&mut self, segment: &File) -> io::Result<()> {
         segment.sync_data()
     }
 
     fn tidy(&mut self) -> io::Result<()> {
-        let segments = Self::segments(&self.directory)?;
+        let segments = match Self::segments(&self.directory) {
+            // The directory was removed, and is made again for the next segment.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            segments => segments?,
+        };
         let Some((_, older)) = segments.split_last() else { return Ok(()) };
         let (now, mut kept) = (SystemTime::now(), 0);
         for segment in older.iter().rev() {
@@ -186,6 +207,10 @@ impl Segments for Ring {
     fn place(&self) -> String {
         self.directory.display().to_string()
     }
+}
+
+fn make(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
 /// Locks the directory until the process ends, however it ends. Not every file system has locks, and on a full disk there may be

@@ -167,6 +167,10 @@ impl Segments for SmallDisk {
 
     fn discard(&mut self) {}
 
+    fn is_there(&self) -> bool {
+        true
+    }
+
     fn finish(&mut self, _: &SmallFile) -> io::Result<()> {
         Ok(())
     }
@@ -253,6 +257,10 @@ impl Segments for BadDisk {
 
     fn discard(&mut self) {
         self.ring.discard();
+    }
+
+    fn is_there(&self) -> bool {
+        self.ring.is_there()
     }
 
     fn finish(&mut self, _: &UnwritableFile) -> io::Result<()> {

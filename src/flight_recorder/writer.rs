@@ -125,7 +125,8 @@ impl<S: Segments> Writer<S> {
         if let Some(segment) = self.segment.as_mut().filter(|segment| now >= segment.flush_at) {
             segment.flush_at = now + FLUSH_EVERY;
             let flushed = segment.writer.flush();
-            self.note(flushed);
+            let is_there = self.segments.is_there();
+            self.note(flushed.and_then(|()| if is_there { Ok(()) } else { Err(removed()) }));
         }
         let Some(service) = self.service.upgrade() else { return };
         let Some(tap) = service.recording() else { return };
@@ -239,11 +240,12 @@ impl<S: Segments> Writer<S> {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(
                 directory = self.segments.place(), %error,
-                "the flight recorder cannot write, and pauses; decisions go on. Free space there, or give it less by --record-size"
+                "the flight recorder cannot write, and pauses; decisions go on. {}", way_out(error)
             );
         }
         self.segment = None;
-        self.checkpoint_at = Instant::now() + RETRY_AFTER;
+        let is_removed = error.kind() == io::ErrorKind::NotFound;
+        self.checkpoint_at = Instant::now() + if is_removed { CHECKPOINTS_APART.0 } else { RETRY_AFTER };
         if let Some(service) = self.service.upgrade()
             && let Some(tap) = service.recording()
         {
@@ -251,6 +253,22 @@ impl<S: Segments> Writer<S> {
         }
         self.metrics.is_recording.set(0);
         self.metrics.errors.inc();
+    }
+}
+
+/// What is written goes to a file that no reader finds.
+fn removed() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the segment was removed while it was written")
+}
+
+/// What somebody can do about it.
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "It begins again in a new segment",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            "Free space there, or give it less by --record-size"
+        }
+        _ => "See that the directory can be written",
     }
 }
 

@@ -34,7 +34,7 @@ pub struct FrameHead {
     /// How many bytes follow.
     pub stored: usize,
     /// How many they are of text.
-    raw: usize,
+    pub raw: usize,
     /// Whether the text ends with the end of an entry.
     pub ends_entry: bool,
     checksum: u32,

@@ -173,16 +173,16 @@ proptest! {
         let error_is_cut = matches!(error, Some(ReadError::Cut { .. }));
         match error {
             Some(ReadError::Cut { at: named }) => prop_assert!(named <= at as u64),
-            Some(ReadError::NotARecording) => prop_assert_eq!(at, 0),
+            Some(ReadError::Empty) => prop_assert_eq!(at, 0),
             // Between two frames nothing shows that more came.
             None => prop_assert!(at > 0),
             Some(other) => prop_assert!(false, "{}", other),
         }
         let mut copy = Vec::new();
-        let broken_at = copy_whole_entries(&mut &bytes[..at], &mut copy).unwrap();
+        let end = copy_whole_entries(&mut &bytes[..at], &mut copy).unwrap();
         prop_assert!(bytes.starts_with(&copy));
-        match broken_at {
-            Some(whole) => prop_assert!(error_is_cut && whole == copy.len() as u64),
+        match end {
+            Some(end) => prop_assert!(error_is_cut && end.at == copy.len() as u64),
             // The beginning of a segment is not copied, and is not missed.
             None => prop_assert!(copy.len() == at || copy.len() + HEAD_BYTES == at),
         }
@@ -199,8 +199,8 @@ proptest! {
         let (parts, error) = read(&bytes);
         prop_assert_eq!(&parts[..], &all(&segments)[..parts.len()], "nothing is misread");
         prop_assert!(error.is_some(), "bit {} of byte {}", bit, at);
-        let broken_at = copy_whole_entries(&mut &bytes[..], &mut std::io::sink()).unwrap();
-        prop_assert!(broken_at.is_some_and(|whole| whole <= at as u64), "{:?} of byte {}", broken_at, at);
+        let end = copy_whole_entries(&mut &bytes[..], &mut std::io::sink()).unwrap();
+        prop_assert!(end.is_some_and(|end| end.at <= at as u64), "{:?} of byte {}", end, at);
     }
 
     #[test]
@@ -264,7 +264,7 @@ fn a_frame_that_says_it_is_huge_takes_no_memory() {
     bytes.extend([0xff; 64]);
     let (_, error) = read(&bytes);
     let text = error.unwrap().to_string();
-    assert!(text.contains("at byte 12") && text.contains("head -c 12"), "{text}");
+    assert!(text.contains("at byte 12") && text.contains("stowage bundle --from"), "{text}");
 }
 
 /// Frames that are whole, of one entry that never ends.

@@ -11,7 +11,7 @@ use super::whole_entries::fill;
 use std::io::{self, Read};
 
 /// No entry is longer: a checkpoint of a million pods takes two thirds of this.
-const MOST_ENTRY_BYTES: usize = 2 << 30;
+pub(super) const MOST_ENTRY_BYTES: usize = 2 << 30;
 
 /// What a recording consists of.
 #[derive(Debug, Clone)]
@@ -36,16 +36,18 @@ pub enum ReadError {
          directory that `serve --record` writes"
     )]
     NotARecording,
+    #[error("it is empty: nothing was recorded, or the copy failed")]
+    Empty,
     #[error(
         "the segment at byte {at} has format {found}, and this build of stowage reads format {FORMAT}: use the version of stowage \
          that recorded it"
     )]
     OtherFormat { at: u64, found: u32 },
-    #[error("the recording is cut at byte {at}: what stands before was read. Copy it again to have the rest")]
+    #[error("the recording is cut at byte {at}. Copy it again to have the rest")]
     Cut { at: u64 },
     #[error(
-        "at byte {at} of the recording, {why}: it was changed or damaged after it was written. Copy it again, or keep what stands \
-         before: `head -c {at} RECORDING > shorter`"
+        "at byte {at} of the recording, {why}: it was changed or damaged after it was written. Copy it again, or leave out the damaged \
+         part: `stowage bundle --from RECORDING`"
     )]
     Damaged { at: u64, why: BadFrame },
     #[error(
@@ -149,7 +151,7 @@ impl<R: Read> Reader<R> {
         let mut head = [0; HEAD_BYTES];
         match self.fill(&mut head)? {
             0 if self.text.is_empty() && self.at > 0 && !self.at_header => return Ok(false),
-            0 if self.at == 0 => return Err(ReadError::NotARecording),
+            0 if self.at == 0 => return Err(ReadError::Empty),
             n if n < HEAD_BYTES && self.frame_at == 0 && !MAGIC.starts_with(&head[..n.min(8)]) => {
                 return Err(ReadError::NotARecording);
             }

@@ -11,6 +11,7 @@ mod open_questions;
 use super::answer::{Answer, KeptAnswer};
 use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
 use super::read::Part;
+use crate::ids::PodKey;
 use crate::scheduling::ledger::LoadError;
 use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::verbs::{Cluster, Input};
@@ -42,7 +43,11 @@ pub struct Progress {
     pub unasked: u64,
     /// Checkpoints that the inputs before them led to.
     pub checkpoints: u64,
-    /// How often the recording has a gap. Replay goes on behind it.
+    /// How often a new process began to record. What the process before had not written is missing.
+    pub restarts: u64,
+    /// How often a segment has an earlier time than the one before it.
+    pub earlier_segments: u64,
+    /// How often the recording has a gap. Replay goes on after it.
     pub gaps: u64,
     /// Changes that the gaps left out.
     pub dropped: u64,
@@ -67,6 +72,9 @@ pub struct Divergence {
     pub input: u64,
     /// The recorded clock when it came.
     pub at: Moment,
+    /// The pod that the question was about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodKey>,
     pub what: String,
     pub recorded: String,
     pub replayed: String,
@@ -77,6 +85,8 @@ impl Replay {
         match part {
             Part::Segment(header) => {
                 self.progress.segments += 1;
+                let is_earlier = self.segment.as_ref().is_some_and(|before| header.wall_ms < before.wall_ms);
+                self.progress.earlier_segments += u64::from(is_earlier);
                 self.segment = Some(header);
                 Ok(())
             }
@@ -97,6 +107,12 @@ impl Replay {
         self.cluster.as_mut()
     }
 
+    /// The wall time of a moment in the present segment, in milliseconds since 1970; `None` before the first segment.
+    pub fn wall_ms(&self, at: Moment) -> Option<i64> {
+        let SegmentHeader { wall_ms, began, .. } = self.segment.as_ref()?;
+        wall_ms.checked_add(i64::try_from(at.since(*began).0).ok()?)
+    }
+
     /// The header of the present segment.
     pub fn segment(&self) -> Option<&SegmentHeader> {
         self.segment.as_ref()
@@ -111,13 +127,15 @@ impl Replay {
             (Some(cluster), Gap::None) if next == self.next => {
                 if let Some((place, recorded, replayed)) = first_difference(&state, &cluster.export()) {
                     let what = format!("the state before it at {place}");
-                    return Err(self.diverged(next, what, recorded, replayed));
+                    return Err(self.diverged(next, None, what, recorded, replayed));
                 }
                 self.progress.checkpoints += 1;
             }
             _ => {
-                if self.cluster.is_some() {
-                    self.progress.gaps += 1;
+                match (&self.cluster, after) {
+                    (None, _) => {}
+                    (Some(_), Gap::Start) => self.progress.restarts += 1,
+                    (Some(_), _) => self.progress.gaps += 1,
                 }
                 // A segment may be missing, and what failed to be written was not counted.
                 let missing = if self.cluster.is_some() { next.saturating_sub(self.next) } else { 0 };
@@ -151,16 +169,19 @@ impl Replay {
                 self.questions.prioritize(number, view);
             }
             Input::PreemptAsked(asked) => {
+                let pod = asked.request.key.clone();
                 let view = cluster.apply(*asked).map(|(_, view)| view);
-                self.questions.preempt(number, cluster.generation(), view);
+                self.questions.preempt(number, pod, cluster.generation(), view);
             }
             Input::NarrowAsked(asked) => {
+                let pod = asked.request.key.clone();
                 let narrowed = cluster.apply(*asked);
-                self.questions.narrow(number, cluster.generation(), narrowed);
+                self.questions.narrow(number, pod, cluster.generation(), narrowed);
             }
             Input::BindAsked(asked) => {
+                let pod = asked.key.clone();
                 let answer = cluster.apply(*asked);
-                self.questions.bind(number, cluster.generation(), answer);
+                self.questions.bind(number, pod, cluster.generation(), answer);
             }
             input => cluster.apply(input),
         }
@@ -169,6 +190,7 @@ impl Replay {
 
     fn answer(&mut self, recorded: Answer) -> Result<(), ReplayError> {
         let number = recorded.asked.number;
+        let pod = self.questions.pod(number).cloned();
         let Some(replayed) = self.questions.answer(&recorded) else {
             self.progress.unasked += 1;
             return Ok(());
@@ -177,19 +199,26 @@ impl Replay {
         if replayed.asked.generation != recorded.asked.generation {
             let (recorded, replayed) = (recorded.asked.generation, replayed.asked.generation);
             let what = format!("the generation that {verb} decided on");
-            return Err(self.diverged(number, what, recorded.to_string(), replayed.to_string()));
+            return Err(self.diverged(number, pod, what, recorded.to_string(), replayed.to_string()));
         }
         if replayed.answer != recorded.answer {
             let text = |answer: &KeptAnswer| serde_json::to_string(answer).unwrap_or_default();
             let what = format!("the answer of {verb}");
-            return Err(self.diverged(number, what, text(&recorded.answer), text(&replayed.answer)));
+            return Err(self.diverged(number, pod, what, text(&recorded.answer), text(&replayed.answer)));
         }
         self.progress.answers += 1;
         Ok(())
     }
 
-    fn diverged(&self, input: u64, what: String, recorded: String, replayed: String) -> ReplayError {
+    fn diverged(
+        &self,
+        input: u64,
+        pod: Option<PodKey>,
+        what: String,
+        recorded: String,
+        replayed: String,
+    ) -> ReplayError {
         let at = self.cluster.as_ref().map_or(Moment::default(), |cluster| cluster.now());
-        ReplayError::Diverged(Box::new(Divergence { input, at, what, recorded, replayed }))
+        ReplayError::Diverged(Box::new(Divergence { input, at, pod, what, recorded, replayed }))
     }
 }

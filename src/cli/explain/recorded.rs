@@ -4,7 +4,7 @@ use crate::cli::replay::source::Source;
 use crate::ids::PodKey;
 use crate::policy_file::format;
 use crate::recording::entry::{Entry, SegmentHeader};
-use crate::recording::read::{Part, ReadError};
+use crate::recording::read::Part;
 use crate::recording::replay::Replay;
 use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
 use crate::units::{Millis, Moment};
@@ -37,42 +37,38 @@ pub fn explained(
     let mut cluster = cluster.copy();
     let uid = cluster.uid_of(pod);
     uid.and_then(|uid| explain(&mut cluster, &uid, options)).with_context(|| {
-        format!("the recording has no pod {pod} {then}; write NAMESPACE/NAME, or another --at")
+        format!(
+            "the recording has no pod {pod} {then}; `stowage replay RECORDING` prints which time it covers, for --at"
+        )
     })
 }
 
 /// Answers when the recording ends, if that is before the time.
-fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> Result<Option<Timestamp>> {
+fn replay_until(replay: &mut Replay, mut source: Source, at: Option<Timestamp>) -> Result<Option<Timestamp>> {
     // The same moment on the clock of the present segment, and what its clock showed last.
     let (mut until, mut latest) = (None, None);
-    for file in source {
-        for part in file.reader {
-            let part = match part {
-                Ok(part) => part,
-                Err(ReadError::Cut { .. }) if file.may_be_torn => break,
-                Err(error) => bail!("{}: {error}", file.name),
-            };
-            match (&part, at) {
-                (Part::Segment(header), Some(at)) => {
-                    let before = (until, latest);
-                    until = moment_in(header, at);
-                    if until.is_none() && replay.cluster().is_none() {
-                        let begins = Timestamp::from_millisecond(header.wall_ms).unwrap_or_default();
-                        bail!("the recording begins at {begins}, after --at {at}");
-                    }
-                    if until.is_none() {
-                        return Ok(end_before(at, before));
-                    }
-                    latest = Some(header.began);
+    while let Some(part) = source.next() {
+        let part = part?;
+        match (&part, at) {
+            (Part::Segment(header), Some(at)) => {
+                let before = (until, latest);
+                until = moment_in(header, at);
+                if until.is_none() && replay.cluster().is_none() {
+                    let begins = Timestamp::from_millisecond(header.wall_ms).unwrap_or_default();
+                    bail!("the recording begins at {begins}, after --at {at}");
                 }
-                (Part::Entry(Entry::Clock(now)), Some(_)) if until.is_some_and(|until| *now > until) => {
-                    return Ok(None);
+                if until.is_none() {
+                    return Ok(end_before(at, before));
                 }
-                (Part::Entry(Entry::Clock(now)), _) => latest = Some(*now),
-                _ => {}
+                latest = Some(header.began);
             }
-            replay.step(part).with_context(|| file.name.clone())?;
+            (Part::Entry(Entry::Clock(now)), Some(_)) if until.is_some_and(|until| *now > until) => {
+                return Ok(None);
+            }
+            (Part::Entry(Entry::Clock(now)), _) => latest = Some(*now),
+            _ => {}
         }
+        replay.step(part).with_context(|| source.name().to_owned())?;
     }
     Ok(at.and_then(|at| end_before(at, (until, latest))))
 }

@@ -8,11 +8,13 @@ mod under;
 use super::output::OutputArgs;
 use super::{NO_ANSWER, no_answer};
 use crate::build_info;
-use crate::recording::read::ReadError;
+use crate::recording::entry::Entry;
+use crate::recording::read::Part;
 use crate::recording::replay::{Divergence, Progress, Replay, ReplayError};
 use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
+use jiff::Timestamp;
 use serde::Serialize;
 use source::Source;
 use std::io::Write;
@@ -20,7 +22,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use under::UnderArgs;
 
-const EXIT_CODES: &str = "Exit codes: 0 if every answer is the recorded one, 1 if one is not, 2 if the recording cannot be read to \
+const EXIT_CODES: &str = "Exit codes: 0 if every answer matches the recording, 1 if one does not, 2 if the recording cannot be read to \
                           its end. Everything before the unreadable position is replayed. With --policy or --packing: 0 \
                           if the policies were compared, 1 if the policy has problems, 2 if something cannot be read.";
 
@@ -45,10 +47,15 @@ struct ReplayReport {
     /// The build that recorded, of the last segment.
     recorded_by: Option<String>,
     replayed_by: &'static str,
+    /// The wall time that the recording covers.
+    from: Option<Timestamp>,
+    to: Option<Timestamp>,
     #[serde(flatten)]
     progress: Progress,
     /// The first input whose answer is another.
     divergence: Option<Divergence>,
+    /// When that came.
+    diverged_at: Option<Timestamp>,
     /// Why the recording was not replayed to its end.
     error: Option<String>,
     /// How often a segment ends before its last entry does, as a killed process leaves it.
@@ -78,87 +85,101 @@ impl ReplayArgs {
     }
 }
 
-fn replay(source: Source) -> ReplayReport {
-    let (mut replay, mut torn) = (Replay::default(), 0);
+fn replay(mut source: Source) -> ReplayReport {
+    let mut replay = Replay::default();
     let (mut divergence, mut error) = (None, None);
-    'recording: for file in source {
-        for part in file.reader {
-            let part = match part {
-                Ok(part) => part,
-                // The next segment begins with a checkpoint.
-                Err(ReadError::Cut { .. }) if file.may_be_torn => {
-                    torn += 1;
-                    break;
-                }
-                Err(why) => {
-                    error = Some(format!("{}: {why}", file.name));
-                    break 'recording;
-                }
+    let (mut from, mut to) = (None, None);
+    while let Some(part) = source.next() {
+        let stepped = part.map_err(|why| why.to_string()).and_then(|part| {
+            let began = match &part {
+                Part::Segment(header) => Some(header.began),
+                Part::Entry(Entry::Clock(now)) => Some(*now),
+                Part::Entry(_) => None,
             };
-            match replay.step(part) {
-                Ok(()) => {}
-                Err(ReplayError::Diverged(found)) => {
+            let stepped = replay.step(part);
+            let wall = began.and_then(|began| replay.wall_ms(began)).and_then(wall_time);
+            (from, to) = (from.or(wall), wall.or(to));
+            stepped.or_else(|why| match why {
+                ReplayError::Diverged(found) => {
                     divergence = Some(*found);
-                    break 'recording;
+                    Ok(())
                 }
-                Err(why) => {
-                    error = Some(format!("{}: {why}", file.name));
-                    break 'recording;
-                }
-            }
+                why => Err(format!("{}: {why}", source.name())),
+            })
+        });
+        error = stepped.err();
+        if error.is_some() || divergence.is_some() {
+            break;
         }
     }
-    let recorded_by = replay.segment().map(|segment| segment.stowage.clone());
-    if replay.progress.segments == 0 && error.is_none() {
-        error = Some("the recording has no segment: record with `stowage serve --record DIR`".into());
+    if error.is_none() && replay.cluster().is_none() {
+        error = Some(
+            "the recording has no checkpoint to begin at: record with `stowage serve --record DIR`".into(),
+        );
     }
     ReplayReport {
-        recorded_by,
+        recorded_by: replay.segment().map(|segment| segment.stowage.clone()),
         replayed_by: build_info::text(),
+        from,
+        to,
+        diverged_at: divergence.as_ref().and_then(|found| replay.wall_ms(found.at)).and_then(wall_time),
         progress: replay.progress,
         divergence,
         error,
-        torn,
+        torn: source.torn_segments(),
     }
 }
 
+fn wall_time(millis: i64) -> Option<Timestamp> {
+    Timestamp::from_millisecond(millis).ok()
+}
+
 fn text(report: &ReplayReport) -> String {
-    let Progress { segments, inputs, answers, unasked, checkpoints, gaps, dropped } = report.progress;
+    let progress = report.progress;
+    let Progress { segments, inputs, answers, unasked, checkpoints, restarts, .. } = progress;
     let mut text = format!(
         "{}, {}, {} decided again, {} compared\n",
-        plural(segments as usize, "segment"),
-        plural(inputs as usize, "input"),
-        plural(answers as usize, "answer"),
-        plural(checkpoints as usize, "checkpoint"),
+        plural(segments, "segment"),
+        plural(inputs, "input"),
+        plural(answers, "answer"),
+        plural(checkpoints, "checkpoint"),
     );
     let mut line = |said: String| text.extend([said.as_str(), "\n"]);
-    if gaps > 0 {
+    if let (Some(from), Some(to), Some(by)) = (report.from, report.to, &report.recorded_by) {
+        line(format!("Recorded from {from} to {to} by {by}"));
+    }
+    if restarts > 0 {
         line(format!(
-            "{}, in which {} left out: replay went on from the checkpoint behind each",
-            plural(gaps as usize, "gap"),
-            match dropped {
+            "{}: replay went on from the new process's first checkpoint",
+            plural(restarts, "restart")
+        ));
+    }
+    if progress.gaps > 0 {
+        line(format!(
+            "{}, in which {} left out: replay went on from the checkpoint after it",
+            plural(progress.gaps, "gap"),
+            match progress.dropped {
                 1 => "1 change is".to_owned(),
                 dropped => format!("{dropped} changes are"),
             }
         ));
     }
-    if unasked > 0 {
+    if progress.earlier_segments > 0 {
         line(format!(
-            "{} to questions from before the recording, not compared",
-            plural(unasked as usize, "answer")
+            "{} begins before the one in front of it: the segments are not in their order, or the clock was set back",
+            plural(progress.earlier_segments, "segment")
         ));
+    }
+    if unasked > 0 {
+        line(format!("{} to questions from before the recording, not compared", plural(unasked, "answer")));
     }
     if report.torn > 0 {
-        line(format!(
-            "{} without an end, as a killed process leaves it",
-            plural(report.torn as usize, "segment")
-        ));
+        line(format!("{} without an end, as a killed process leaves it", plural(report.torn, "segment")));
     }
-    if let Some(Divergence { input, at, what, recorded, replayed }) = &report.divergence {
-        line(format!(
-            "The first difference is at input {input}, at {} ms of the recorded clock: {what}",
-            at.0
-        ));
+    if let Some(Divergence { input, pod, what, recorded, replayed, .. }) = &report.divergence {
+        let at = report.diverged_at.map_or(String::new(), |at| format!(", at {at}"));
+        let pod = pod.as_ref().map_or(String::new(), |pod| format!(" about pod {pod}"));
+        line(format!("The first difference is at input {input}{at}: {what}{pod}"));
         line(format!("  recorded  {recorded}\n  replayed  {replayed}"));
         if let Some(by) = report.recorded_by.as_deref().filter(|by| *by != report.replayed_by) {
             line(format!(
@@ -168,8 +189,10 @@ fn text(report: &ReplayReport) -> String {
         }
     } else if let Some(error) = &report.error {
         line(error.clone());
+    } else if answers + checkpoints == 0 {
+        line("There is nothing to compare: no answer, and no checkpoint after the first".into());
     } else {
-        line("Every answer and every checkpoint is the recorded one".into());
+        line("Every answer and every checkpoint matches the recording".into());
     }
     text
 }

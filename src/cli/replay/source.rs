@@ -1,44 +1,60 @@
 //! Where a recording comes from: a directory of segments, a file, or standard input.
 
+use crate::cli::standard_input::is_standard_input;
 use crate::flight_recorder::Ring;
-use crate::recording::read::Reader;
-use anyhow::{Context, Result, bail};
+use crate::recording::entry::{Entry, Gap};
+use crate::recording::read::{Part, ReadError, Reader};
+use anyhow::{Result, anyhow, bail};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// The files of a recording, in order.
+/// The parts of a recording, in order, of all its files.
 pub struct Source {
     files: std::vec::IntoIter<(String, PathBuf)>,
     /// A directory has what a killed process left.
     may_be_torn: bool,
+    present: Option<RecordedFile>,
+    /// The segment that ended without an end, until the next one says whether something is missing between the two.
+    torn: Option<UnreadRecording>,
+    /// How many segments have no end.
+    torn_segments: u64,
 }
 
 /// One file of it.
-pub struct RecordedFile {
-    pub name: String,
-    pub reader: Reader<Box<dyn Read>>,
-    pub may_be_torn: bool,
+struct RecordedFile {
+    name: String,
+    reader: Reader<Box<dyn Read>>,
+}
+
+/// Why a file of a recording cannot be read on.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {why}")]
+pub struct UnreadRecording {
+    name: String,
+    why: ReadError,
 }
 
 impl Source {
     pub fn open(path: &Path) -> Result<Self> {
-        let unread = || {
-            format!(
-                "the recording {} cannot be read; name a directory that `stowage serve --record` writes, a segment of it, or a \
-                 file of `stowage bundle`",
-                path.display()
-            )
+        let unread = |error: std::io::Error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    "only the user of the service that recorded it may read it"
+                }
+                _ => {
+                    "name a directory that `stowage serve --record` writes, a segment of it, or a file of `stowage bundle`"
+                }
+            };
+            anyhow!("the recording {} cannot be read: {error}; {hint}", path.display())
         };
         if path == Path::new("-") {
-            let files = vec![("standard input".into(), path.to_owned())].into_iter();
-            return Ok(Self { files, may_be_torn: false });
+            return Ok(Self::of(vec![("standard input".into(), path.to_owned())], false));
         }
-        if !std::fs::metadata(path).with_context(unread)?.is_dir() {
-            let files = vec![(path.display().to_string(), path.to_owned())].into_iter();
-            return Ok(Self { files, may_be_torn: false });
+        if !std::fs::metadata(path).map_err(unread)?.is_dir() {
+            return Ok(Self::of(vec![(path.display().to_string(), path.to_owned())], false));
         }
-        let mut segments = Ring::segments(path).with_context(unread)?;
+        let mut segments = Ring::segments(path).map_err(unread)?;
         // A full disk leaves such.
         segments.retain(|segment| segment.bytes > 0);
         if segments.is_empty() {
@@ -48,15 +64,24 @@ impl Source {
             );
         }
         let named = |path: PathBuf| (path.display().to_string(), path);
-        let files: Vec<_> = segments.into_iter().map(|segment| named(segment.path)).collect();
-        Ok(Self { files: files.into_iter(), may_be_torn: true })
+        Ok(Self::of(segments.into_iter().map(|segment| named(segment.path)).collect(), true))
     }
-}
 
-impl Iterator for Source {
-    type Item = RecordedFile;
+    fn of(files: Vec<(String, PathBuf)>, may_be_torn: bool) -> Self {
+        Self { files: files.into_iter(), may_be_torn, present: None, torn: None, torn_segments: 0 }
+    }
 
-    fn next(&mut self) -> Option<RecordedFile> {
+    /// How many segments ended before their last entry did, as a killed process leaves them.
+    pub fn torn_segments(&self) -> u64 {
+        self.torn_segments
+    }
+
+    /// The file that the latest part is of.
+    pub fn name(&self) -> &str {
+        self.present.as_ref().map_or("the recording", |file| &file.name)
+    }
+
+    fn next_file(&mut self) -> Option<&mut RecordedFile> {
         let (name, path) = self.files.next()?;
         let bytes: Box<dyn Read> = match path == Path::new("-") {
             true => Box::new(std::io::stdin().lock()),
@@ -65,8 +90,48 @@ impl Iterator for Source {
                 Err(error) => Box::new(Unreadable(Some(error))),
             },
         };
-        Some(RecordedFile { name, reader: Reader::new(bytes), may_be_torn: self.may_be_torn })
+        Some(self.present.insert(RecordedFile { name, reader: Reader::new(bytes) }))
     }
+}
+
+impl Iterator for Source {
+    type Item = Result<Part, UnreadRecording>;
+
+    /// After an error there is nothing more that belongs to what came before.
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if self.present.is_none() {
+                self.next_file()?;
+            }
+            let file = self.present.as_mut()?;
+            match file.reader.next() {
+                None => self.present = None,
+                Some(Ok(part)) => {
+                    // A segment that goes on where the one before ends says that nothing is missing.
+                    let goes_on =
+                        matches!(&part, Part::Entry(Entry::Checkpoint(one)) if one.after == Gap::None);
+                    let torn = if matches!(part, Part::Segment(_)) { None } else { self.torn.take() };
+                    return Some(match torn.filter(|_| goes_on) {
+                        Some(torn) => Err(torn),
+                        None => Ok(part),
+                    });
+                }
+                Some(Err(why)) => {
+                    let unread = UnreadRecording { name: file.name.clone(), why };
+                    if !self.may_be_torn || !matches!(unread.why, ReadError::Cut { .. }) {
+                        return Some(Err(unread));
+                    }
+                    (self.present, self.torn) = (None, Some(unread));
+                    self.torn_segments += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Whether the recording can be read a second time: a pipe cannot.
+pub fn can_be_read_twice(path: &Path) -> bool {
+    !is_standard_input(path) && std::fs::metadata(path).is_ok_and(|about| about.is_file() || about.is_dir())
 }
 
 /// A file that went away, or may not be read: its reader says why.

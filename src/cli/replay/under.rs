@@ -2,20 +2,21 @@
 
 #[cfg(feature = "lab")]
 use super::picture;
-use super::source::{RecordedFile, Source};
+use super::source::{Source, can_be_read_twice};
 use crate::cli::NO_ANSWER;
 use crate::cli::note;
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
 #[cfg(feature = "lab")]
 use crate::cli::simulate::picture::PictureFile;
+use crate::cli::standard_input::is_standard_input;
 use crate::recording::closed_loop::comparison::{
     Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
 };
 use crate::recording::closed_loop::demand::RecordedDemand;
 use crate::recording::closed_loop::policies::LoopPolicy;
-use crate::recording::read::{Part, ReadError};
-use crate::scheduling::policy::PackingPolicy;
+use crate::recording::read::Part;
+use crate::scheduling::policy::{Mode, PackingPolicy};
 use crate::units::{Bytes, Millis, plural};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -62,9 +63,10 @@ impl UnderArgs {
     }
 
     pub fn run(self, recording: &Path, output: &OutputArgs) -> Result<ExitCode> {
-        if recording == Path::new("-") {
+        if !can_be_read_twice(recording) && (is_standard_input(recording) || recording.exists()) {
             bail!(
-                "another policy needs the recording twice, and standard input can be read once: write it to a file first"
+                "another policy needs the recording twice, and {} can be read once: write it to a file first",
+                recording.display()
             );
         }
         if self.policy.is_none() && self.packing.is_none() {
@@ -81,6 +83,11 @@ impl UnderArgs {
             Packing::Learned => PackingPolicy::Learned,
             Packing::BestFit => PackingPolicy::BestFit,
         });
+        if given.as_ref().is_some_and(|policy| policy.settings.mode == Mode::Shadow) {
+            note(format_args!(
+                "note: the other policy has `mode: shadow`, and is played as if it were enforced"
+            ));
+        }
         let other = LoopPolicy { given, packing };
         let compared = match compare(recording, other) {
             Ok(compared) => compared,
@@ -89,15 +96,15 @@ impl UnderArgs {
                 return Ok(ExitCode::from(NO_ANSWER));
             }
         };
+        match output.data(&compared)? {
+            Some(data) => write!(std::io::stdout(), "{data}")?,
+            None => write!(std::io::stdout(), "{}", text(&compared, &self.describe()))?,
+        }
         #[cfg(feature = "lab")]
         if let Some(file) = &self.plot {
             let title =
                 format!("The recorded demand under the recorded policy and under {}", self.describe());
             file.write(&title, &picture::panels(&compared))?;
-        }
-        match output.data(&compared)? {
-            Some(data) => write!(std::io::stdout(), "{data}")?,
-            None => write!(std::io::stdout(), "{}", text(&compared, &self.describe()))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -124,16 +131,12 @@ fn compare(recording: &Path, other: LoopPolicy) -> Result<PolicyComparison> {
     comparison.finish().context("the recording was changed while it was read: run it again")
 }
 
-/// Each part, as long as `take` goes on. A segment that a killed process left without an end ends where it is cut.
+/// Each part, as long as `take` goes on.
 fn each_part(recording: &Path, mut take: impl FnMut(&Part) -> Result<bool>) -> Result<()> {
-    for RecordedFile { name, reader, may_be_torn } in Source::open(recording)? {
-        for part in reader {
-            match part {
-                Ok(part) if take(&part).with_context(|| name.clone())? => {}
-                Ok(_) => return Ok(()),
-                Err(ReadError::Cut { .. }) if may_be_torn => break,
-                Err(error) => bail!("{name}: {error}"),
-            }
+    let mut source = Source::open(recording)?;
+    while let Some(part) = source.next() {
+        if !take(&part?).with_context(|| source.name().to_owned())? {
+            break;
         }
     }
     Ok(())
@@ -152,8 +155,8 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
         ("placed", |one| one.placed.to_string()),
         ("waiting at the end", |one| one.waiting_at_the_end.to_string()),
         ("wait, mean", |one| Duration(one.waits.mean).to_string()),
-        ("wait, half of the pods", |one| Duration(one.waits.p50).to_string()),
-        ("wait, 99 % of the pods", |one| Duration(one.waits.p99).to_string()),
+        ("wait, p50", |one| Duration(one.waits.p50).to_string()),
+        ("wait, p99", |one| Duration(one.waits.p99).to_string()),
         ("wait, longest", |one| Duration(one.waits.longest).to_string()),
         ("evictions", |one| one.evictions.to_string()),
         ("VRAM allocated, mean", |one| {
@@ -180,12 +183,15 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     if differences.len() > SHOWN {
         text += &format!("and {} more: -o json has all\n", differences.len() - SHOWN);
     }
-    text += &format!(
-        "\nOf {} that the recording has, the loop under the recorded policy puts {} on the same node, {} on the same GPUs\n",
-        plural(agreement.placements, "placement"),
-        share(agreement.same_node, agreement.placements),
-        share(agreement.same_gpus, agreement.placements),
-    );
+    if agreement.placements > 0 {
+        text += &format!(
+            "\nBoth columns are simulated. Of {} in the recording, the simulation under the recorded policy repeats {} on the same node \
+             and {} on the same GPUs\n",
+            plural(agreement.placements, "placement"),
+            share(agreement.same_node, agreement.placements),
+            share(agreement.same_gpus, agreement.placements),
+        );
+    }
     if old.pods == 0 {
         text += "No pod came: a replica on standby is not asked, so take the recording of the leader, or a longer one\n";
     }
@@ -208,10 +214,7 @@ fn place(place: &PodPlace) -> String {
 }
 
 fn share(part: u64, of: u64) -> String {
-    match of {
-        0 => "none".into(),
-        of => format!("{:.0} %", part as f64 * 100.0 / of as f64),
-    }
+    format!("{:.0} %", part as f64 * 100.0 / of as f64)
 }
 
 fn gib(bytes: Bytes) -> String {

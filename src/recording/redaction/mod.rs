@@ -5,8 +5,8 @@
 //! of its own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and
 //! expressions cannot be asked of pseudonyms.
 //!
-//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, and the words that [`order::stays`]
-//! lists.
+//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, the words that [`order::stays`] lists,
+//! and keys of labels, taints and resources that Kubernetes and its known extensions define ([`order::is_known_key`]).
 
 mod order;
 mod policy;
@@ -42,6 +42,8 @@ pub struct NamesSeen(RefCell<Seen>);
 #[derive(Debug, Default)]
 struct Seen {
     texts: BTreeSet<Box<str>>,
+    /// Keys of labels, taints and resources that are left as they are.
+    keys: BTreeSet<Box<str>>,
     images: BTreeSet<u64>,
     /// Of pods.
     namespaces: BTreeSet<String>,
@@ -53,6 +55,7 @@ struct Seen {
 #[derive(Debug)]
 pub struct Pseudonyms {
     names: FxHashMap<Box<str>, Box<str>>,
+    keys: BTreeSet<Box<str>>,
     images: FxHashMap<u64, u64>,
     namespaces: BTreeSet<String>,
     /// Each with the key of its label.
@@ -84,10 +87,11 @@ impl NamesSeen {
     }
 
     pub fn pseudonyms(self) -> Pseudonyms {
-        let Seen { texts, images, namespaces, expressions } = self.0.into_inner();
+        let Seen { texts, keys, images, namespaces, expressions } = self.0.into_inner();
         let numbered = expressions.into_iter().enumerate();
         Pseudonyms {
-            names: order::pseudonyms(&texts),
+            names: order::pseudonyms(&texts, &keys),
+            keys,
             images: images.into_iter().zip(1..).collect(),
             namespaces,
             expressions: numbered
@@ -139,10 +143,16 @@ impl Pseudonyms {
     }
 }
 
-/// The next part as it is written, up to what is cut, and up to what its checksum does not confirm: as a bundle has it.
+/// The next part as it is written, up to the first that is not whole: as a bundle has it.
 fn next_whole(reader: &mut Reader<impl Read>) -> Result<Option<RawPart>, ReadError> {
     match reader.next_line() {
-        Err(ReadError::Cut { .. } | ReadError::Damaged { .. } | ReadError::NotARecording) => Ok(None),
+        Err(
+            ReadError::Cut { .. }
+            | ReadError::Damaged { .. }
+            | ReadError::NotARecording
+            | ReadError::Empty
+            | ReadError::OtherFormat { .. },
+        ) => Ok(None),
         part => part,
     }
 }
@@ -170,6 +180,13 @@ impl Names for NamesSeen {
             texts.insert(name.into());
         }
         name.into()
+    }
+
+    fn key<'t>(&'t self, key: &'t str) -> Cow<'t, str> {
+        if order::is_known_key(key) && !self.0.borrow().keys.contains(key) {
+            self.0.borrow_mut().keys.insert(key.into());
+        }
+        self.name(key)
     }
 
     fn image(&self, image: u64) -> u64 {
@@ -201,9 +218,14 @@ impl Names for Pseudonyms {
     fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str> {
         match self.names.get(name) {
             Some(pseudonym) => Cow::Borrowed(pseudonym),
-            None if order::stays(name) => Cow::Borrowed(name),
+            None if order::stays(name) || self.keys.contains(name) => Cow::Borrowed(name),
             None => Cow::Borrowed(UNSEEN),
         }
+    }
+
+    /// The labels that stand for expressions are keys that were not seen.
+    fn key<'t>(&'t self, key: &'t str) -> Cow<'t, str> {
+        if order::is_known_key(key) { Cow::Borrowed(key) } else { self.name(key) }
     }
 
     fn image(&self, image: u64) -> u64 {

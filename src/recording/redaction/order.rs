@@ -31,25 +31,29 @@ const BEYOND_SLICES: &str = "MJ";
 /// GPUs of which only the place on their node is known are called so.
 const INDEX: &str = "index-";
 
-/// Whether a text is left as it is: a word of [`WORDS`], a key of one of [`DOMAINS`], or a whole number, which rules compare.
+/// Whether a text is left as it is wherever it stands: a word of [`WORDS`], or a whole number, which rules compare.
 pub fn stays(text: &str) -> bool {
     let is_number = |text: &str| text.parse::<i64>().is_ok();
-    let is_known_key = || {
-        text.split_once('/').is_some_and(|(domain, _)| {
-            DOMAINS.iter().any(|known| {
-                domain.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-            })
-        })
-    };
     WORDS.contains(&text)
         || is_number(text)
         || text.strip_prefix(INDEX).is_some_and(is_number)
         || text.strip_prefix(HUGE_PAGES).is_some_and(|size| Bytes::parse_quantity(size).is_ok())
-        || is_known_key()
 }
 
-/// What stands for each of these texts that does not stay. Of any two texts, what is written for the lesser is the lesser.
-pub fn pseudonyms(texts: &BTreeSet<Box<str>>) -> FxHashMap<Box<str>, Box<str>> {
+/// Whether a key of a label, taint or resource is left as it is: it is one of [`DOMAINS`]. A name may look the same: a model may
+/// be called after the registry that it comes from.
+pub fn is_known_key(key: &str) -> bool {
+    key.split_once('/').is_some_and(|(domain, _)| {
+        DOMAINS.iter().any(|known| {
+            domain.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+        })
+    })
+}
+
+/// What stands for each of these texts that neither stays nor is among `keys`, which are left as they are. Of any two texts, what
+/// is written for the lesser is the lesser.
+pub fn pseudonyms(texts: &BTreeSet<Box<str>>, keys: &BTreeSet<Box<str>>) -> FxHashMap<Box<str>, Box<str>> {
+    let stays = |text: &str| stays(text) || keys.contains(text);
     let hidden = texts.iter().filter(|text| !stays(text)).count();
     let digits = hidden.max(1).ilog10() as usize + 1;
     let mut pseudonyms = FxHashMap::default();
@@ -103,9 +107,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// All keys of known domains are keys.
     fn written(texts: &[&str]) -> Vec<String> {
         let texts: BTreeSet<Box<str>> = texts.iter().map(|text| (*text).into()).collect();
-        let pseudonyms = pseudonyms(&texts);
+        let keys = texts.iter().filter(|text| is_known_key(text)).cloned().collect();
+        let pseudonyms = pseudonyms(&texts, &keys);
         texts.iter().map(|text| pseudonyms.get(text).unwrap_or(text).to_string()).collect()
     }
 
@@ -130,11 +136,21 @@ mod tests {
 
     #[test]
     fn keys_of_known_domains_stay_and_such_that_only_end_alike_do_not() {
-        let stay =
-            ["nvidia.com/gpu.present", "node-role.kubernetes.io/gpu", "hugepages-2Mi", "index-3", "-4"];
-        assert!(stay.iter().all(|text| stays(text)));
+        assert!(["hugepages-2Mi", "index-3", "-4"].iter().all(|text| stays(text)));
+        assert!(
+            ["nvidia.com/gpu.present", "node-role.kubernetes.io/gpu"].iter().all(|key| is_known_key(key))
+        );
         let go = ["evilnvidia.com/gpu", "nvidia.com", "gpu-1.nvidia.com", "index-a", "1.5", "True"];
-        assert!(go.iter().all(|text| !stays(text)));
+        assert!(go.iter().all(|text| !stays(text) && !is_known_key(text)));
+    }
+
+    #[test]
+    fn a_name_that_looks_like_a_key_goes() {
+        let texts = ["models.nvidia.com/secret", "nvidia.com/gpu"].map(Box::from).into();
+        let pseudonyms = pseudonyms(&texts, &["nvidia.com/gpu".into()].into());
+        assert!(!pseudonyms.contains_key("nvidia.com/gpu"));
+        let pseudonym = &*pseudonyms["models.nvidia.com/secret"];
+        assert!(pseudonym < "nvidia.com/gpu" && !pseudonym.contains("models"), "{pseudonym}");
     }
 
     proptest! {

@@ -52,6 +52,10 @@ impl Renaming<'_> {
         self.names.name(name).into_owned()
     }
 
+    fn key(&self, key: &str) -> String {
+        self.names.key(key).into_owned()
+    }
+
     fn all(&self, names: &[String]) -> Vec<String> {
         names.iter().map(|name| self.one(name)).collect()
     }
@@ -61,12 +65,12 @@ impl Renaming<'_> {
     }
 
     fn labels(&self, labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-        labels.iter().map(|(key, value)| (self.one(key), self.one(value))).collect()
+        labels.iter().map(|(key, value)| (self.key(key), self.one(value))).collect()
     }
 
     fn expressions(&self, expressions: &[LabelExpression]) -> Vec<LabelExpression> {
         let renamed = |LabelExpression { key, operator, values }: &LabelExpression| LabelExpression {
-            key: self.one(key),
+            key: self.key(key),
             operator: *operator,
             values: self.all(values),
         };
@@ -126,7 +130,7 @@ impl Renaming<'_> {
             match_expressions: self.expressions(&matches.match_expressions),
             priority_classes: self.all(&matches.priority_classes),
             priority: matches.priority.clone(),
-            resources: self.all(&matches.resources),
+            resources: matches.resources.iter().map(|resource| self.key(resource)).collect(),
             sharing: matches.sharing,
             expression,
         }

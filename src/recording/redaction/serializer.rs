@@ -15,6 +15,9 @@ use std::borrow::Cow;
 pub trait Names {
     fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str>;
 
+    /// A key of a label, taint or resource.
+    fn key<'t>(&'t self, key: &'t str) -> Cow<'t, str>;
+
     /// An image is the hash of its name.
     fn image(&self, image: u64) -> u64;
 
@@ -26,6 +29,8 @@ pub trait Names {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Name,
+    /// A key of a label, taint or resource.
+    Key,
     /// `namespace/name`.
     NameInNamespace,
     /// No name of a cluster's owner.
@@ -35,6 +40,16 @@ enum Place {
     SeenPod,
 }
 
+/// A key of a map is one, unless it is a name of another type; so are these fields, and texts of this type.
+const KEY_TYPE: &str = "PluginResource";
+const KEY_FIELDS: [(&str, &str); 6] = [
+    ("Amounts", "others"),
+    ("AntiAffinity", "topology"),
+    ("PodTraits", "resources"),
+    ("Requirement", "key"),
+    ("Taint", "key"),
+    ("Toleration", "key"),
+];
 /// Types whose texts are no names.
 const KEPT_TYPES: [&str; 3] = ["ClassSet", "GpuModel", "GpuSet"];
 /// Fields whose texts are none: codes of this program, and policies, which are redacted as such.
@@ -99,7 +114,9 @@ impl Place {
     fn of_type(self, name: &str) -> Self {
         match name {
             "ImageId" => Self::Image,
+            KEY_TYPE => Self::Key,
             _ if KEPT_TYPES.contains(&name) => Self::Kept,
+            _ if self == Self::Key => Self::Name,
             _ => self,
         }
     }
@@ -109,7 +126,15 @@ impl Place {
             Self::Kept => Self::Kept,
             _ if KEPT_FIELDS.contains(&(of, field)) => Self::Kept,
             _ if IN_NAMESPACES.contains(&(of, field)) => Self::NameInNamespace,
+            _ if KEY_FIELDS.contains(&(of, field)) => Self::Key,
             _ => Self::Name,
+        }
+    }
+
+    fn of_map_key(self) -> Self {
+        match self {
+            Self::Name => Self::Key,
+            other => other,
         }
     }
 }
@@ -177,6 +202,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
                 let [namespace, name] = [namespace, name].map(|part| self.names.name(part));
                 self.inner.serialize_str(&format!("{namespace}/{name}"))
             }
+            (Place::Key, _) => self.inner.serialize_str(&self.names.key(text)),
             _ => self.inner.serialize_str(&self.names.name(text)),
         }
     }
@@ -263,14 +289,14 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
 }
 
 macro_rules! parts {
-    ($($trait:ident: $($method:ident),+;)+) => {
+    ($($trait:ident: $method:ident;)+) => {
         $(impl<C: $trait> $trait for RedactingParts<'_, C> {
             type Ok = C::Ok;
             type Error = C::Error;
 
-            $(fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
                 self.inner.$method(&Redacted { value, names: self.names, place: self.place })
-            })+
+            }
 
             fn end(self) -> Result<C::Ok, C::Error> {
                 self.inner.end()
@@ -284,7 +310,24 @@ parts! {
     SerializeTuple: serialize_element;
     SerializeTupleStruct: serialize_field;
     SerializeTupleVariant: serialize_field;
-    SerializeMap: serialize_key, serialize_value;
+}
+
+impl<C: SerializeMap> SerializeMap for RedactingParts<'_, C> {
+    type Ok = C::Ok;
+    type Error = C::Error;
+
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
+        let place = self.place.of_map_key();
+        self.inner.serialize_key(&Redacted { value: key, names: self.names, place })
+    }
+
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+        self.inner.serialize_value(&Redacted { value, names: self.names, place: self.place })
+    }
+
+    fn end(self) -> Result<C::Ok, C::Error> {
+        self.inner.end()
+    }
 }
 
 impl<C: SerializeStructVariant> SerializeStructVariant for RedactingFields<'_, C> {

@@ -1,5 +1,6 @@
 //! Verbs that were asked and whose answers come later in the recording: other inputs stand in between.
 
+use crate::ids::PodKey;
 use crate::recording::answer::{Answer, Asked, Decision, KeptAnswer, KeptRanking};
 use crate::scheduling::placing::rank::UNKNOWN_PLACE;
 use crate::scheduling::placing::score_cache::ScoreCache;
@@ -17,8 +18,16 @@ const KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
 pub struct OpenQuestions {
-    open: BTreeMap<u64, (u64, OpenQuestion)>,
+    /// By the input's number.
+    open: BTreeMap<u64, Unanswered>,
     scores: ScoreCache,
+}
+
+#[derive(Debug)]
+struct Unanswered {
+    pod: PodKey,
+    generation: u64,
+    question: OpenQuestion,
 }
 
 /// A question, with what it is decided on, or its answer if the core gave it at once.
@@ -32,40 +41,55 @@ enum OpenQuestion {
 
 impl OpenQuestions {
     pub fn filter(&mut self, number: u64, view: DecisionView) {
-        self.open(number, view.snapshot.generation(), OpenQuestion::Filter(Box::new(view)));
+        let (pod, generation) = (view.request.key.clone(), view.snapshot.generation());
+        self.open(number, Unanswered { pod, generation, question: OpenQuestion::Filter(Box::new(view)) });
     }
 
     pub fn prioritize(&mut self, number: u64, view: DecisionView) {
-        self.open(number, view.snapshot.generation(), OpenQuestion::Prioritize(Box::new(view)));
+        let (pod, generation) = (view.request.key.clone(), view.snapshot.generation());
+        self.open(number, Unanswered { pod, generation, question: OpenQuestion::Prioritize(Box::new(view)) });
     }
 
-    pub fn preempt(&mut self, number: u64, generation: u64, view: Option<PreemptView>) {
+    pub fn preempt(&mut self, number: u64, pod: PodKey, generation: u64, view: Option<PreemptView>) {
         let question = match view {
             Some(view) => OpenQuestion::Preempt(Box::new(view)),
             None => OpenQuestion::Decided(Box::new(Decision::Preempt(None))),
         };
-        self.open(number, generation, question);
+        self.open(number, Unanswered { pod, generation, question });
     }
 
-    pub fn narrow(&mut self, number: u64, generation: u64, narrowed: NarrowedCandidates) {
-        self.open(number, generation, OpenQuestion::Decided(Box::new(Decision::Narrow(narrowed))));
+    pub fn narrow(&mut self, number: u64, pod: PodKey, generation: u64, narrowed: NarrowedCandidates) {
+        let question = OpenQuestion::Decided(Box::new(Decision::Narrow(narrowed)));
+        self.open(number, Unanswered { pod, generation, question });
     }
 
-    pub fn bind(&mut self, number: u64, generation: u64, answer: Result<BindAnswer, BindRefusal>) {
-        self.open(number, generation, OpenQuestion::Decided(Box::new(Decision::Bind(answer))));
+    pub fn bind(
+        &mut self,
+        number: u64,
+        pod: PodKey,
+        generation: u64,
+        answer: Result<BindAnswer, BindRefusal>,
+    ) {
+        let question = OpenQuestion::Decided(Box::new(Decision::Bind(answer)));
+        self.open(number, Unanswered { pod, generation, question });
     }
 
-    fn open(&mut self, number: u64, generation: u64, question: OpenQuestion) {
-        self.open.insert(number, (generation, question));
+    fn open(&mut self, number: u64, unanswered: Unanswered) {
+        self.open.insert(number, unanswered);
         if self.open.len() > KEPT {
             self.open.pop_first();
         }
     }
 
+    /// The pod that a question is about.
+    pub fn pod(&self, number: u64) -> Option<&PodKey> {
+        Some(&self.open.get(&number)?.pod)
+    }
+
     /// The same question's answer now; `None` if it is not known here.
     pub fn answer(&mut self, recorded: &Answer) -> Option<Answer> {
         let number = recorded.asked.number;
-        let (generation, question) = self.open.remove(&number)?;
+        let Unanswered { generation, question, .. } = self.open.remove(&number)?;
         let decision = match (question, &recorded.answer) {
             (OpenQuestion::Filter(view), KeptAnswer::Filter(kept)) => {
                 let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
