@@ -4,6 +4,7 @@
 use super::access::AccessArgs;
 use super::duration;
 use super::operators_client;
+use super::standard_input::shown;
 use crate::flight_recorder::{LeftOut, write_bundle_of};
 use crate::recording::frame::MAGIC;
 use crate::service::BundleNames;
@@ -15,6 +16,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -46,7 +48,8 @@ pub struct BundleArgs {
     access: AccessArgs,
 }
 
-/// The exit codes that a shell gives a command that SIGINT or SIGTERM ended.
+/// The exit codes that a shell gives a command that SIGHUP, SIGINT or SIGTERM ended.
+const HUNG_UP: i32 = 129;
 const INTERRUPTED: i32 = 130;
 const TERMINATED: i32 = 143;
 
@@ -54,8 +57,8 @@ const TERMINATED: i32 = 143;
 struct BundleOut {
     out: Box<dyn Write + Send>,
     bytes: u64,
-    /// It could not be written, which is not the recording's fault.
-    has_failed: bool,
+    /// Why it could not be written, which is not the recording's fault.
+    failed: Option<io::Error>,
 }
 
 /// A file that is not whole yet. It has a name that no other file has, because `--from` may read any, and goes away if it does not
@@ -91,19 +94,22 @@ impl BundleArgs {
 
     /// Answers how long the bundle is, and what of a local recording is not in it.
     async fn write_to(&self, out: Box<dyn Write + Send>) -> Result<(u64, Vec<LeftOut>)> {
-        let mut out = BundleOut { out: Box::new(BufWriter::new(out)), bytes: 0, has_failed: false };
+        let mut out = BundleOut { out: Box::new(BufWriter::new(out)), bytes: 0, failed: None };
         let written = self.write_parts(&mut out).await;
         let written = written.and_then(|left_out| out.flush().map(|()| left_out).map_err(Into::into));
-        let left_out = written.with_context(|| match out.has_failed {
-            true => format!("the bundle {} cannot be written", self.file.display()),
-            false => "there is no bundle".to_owned(),
-        })?;
+        if let Some(error) = out.failed {
+            return Err(error)
+                .with_context(|| format!("the bundle {} cannot be written", self.file.display()));
+        }
+        let left_out = written.context("there is no bundle")?;
         if out.bytes > 0 {
             return Ok((out.bytes, left_out));
         }
-        warned_of(&left_out);
         match &self.from {
-            Some(from) => bail!("{} has no recording", from.display()),
+            Some(from) => {
+                let why = left_out.first().map_or(String::new(), |LeftOut { end, .. }| format!(": it {end}"));
+                bail!("{} has no recording{why}", shown(from))
+            }
             None => bail!(
                 "nothing was recorded in the last {} min. Ask for more with --last. If stowage_recorder_recording is 0 on its \
                  /metrics, it does not record now, and its log says why",
@@ -127,35 +133,47 @@ impl BundleArgs {
 
 impl Write for BundleOut {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.out.write(bytes).inspect_err(|_| self.has_failed = true)?;
+        let written = self.out.write(bytes).map_err(|error| self.fail(error))?;
         self.bytes += written as u64;
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush().inspect_err(|_| self.has_failed = true)
+        self.out.flush().map_err(|error| self.fail(error))
+    }
+}
+
+impl BundleOut {
+    /// The reader of the recording gets the error, too, and may take it for its own.
+    fn fail(&mut self, error: io::Error) -> io::Error {
+        let same = io::Error::from(error.kind());
+        self.failed.get_or_insert(error);
+        same
     }
 }
 
 impl PartFile {
     fn beside(whole: &Path) -> io::Result<(Self, std::fs::File)> {
         let name = whole.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
-        let path = whole.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        // From here on a signal ends the process by way of this.
+        // Another machine that writes here may have a process of this number.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let path = whole.with_file_name(format!(".{name}.{}-{now:x}.part", std::process::id()));
+        // From here on a signal ends the process by way of the task.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let unfinished = path.clone();
         let interrupted = tokio::spawn(async move {
             let code = tokio::select! {
                 _ = interrupt.recv() => INTERRUPTED,
                 _ = terminate.recv() => TERMINATED,
+                _ = hangup.recv() => HUNG_UP,
             };
             let _ = std::fs::remove_file(unfinished);
             std::process::exit(code);
         });
-        let part = Self { path, interrupted };
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part.path)?;
-        Ok((part, file))
+        Ok((Self { path, interrupted }, file))
     }
 
     fn becomes(self, whole: &Path) -> io::Result<()> {
@@ -174,8 +192,8 @@ impl Drop for PartFile {
 /// 1 if something is not in the bundle: it replays as a whole one does.
 fn warned_of(left_out: &[LeftOut]) -> ExitCode {
     for LeftOut { path, end, bytes } in left_out {
-        let path = path.display();
-        let rest = bytes.map_or("what follows".to_owned(), |bytes| plural(bytes, "byte"));
+        let path = shown(path);
+        let rest = bytes.map_or("the rest".to_owned(), |bytes| plural(bytes, "byte"));
         // A reader of the warnings that has gone does not take the bundle with it.
         let _ = writeln!(io::stderr(), "warning: {path} {end}: the bundle lacks {rest} of it");
     }
@@ -184,7 +202,7 @@ fn warned_of(left_out: &[LeftOut]) -> ExitCode {
 
 /// Whole minutes, rounded up.
 fn minutes(text: &str) -> Result<u64, String> {
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+    if text.parse().is_ok_and(|number: u64| number > 0) {
         return Err(format!("the unit is missing: write {text}m for minutes"));
     }
     match duration(text)?.as_millis().div_ceil(60_000) as u64 {

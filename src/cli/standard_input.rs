@@ -12,6 +12,11 @@ pub fn is_standard_input(path: &Path) -> bool {
     path == Path::new(STANDARD_INPUT)
 }
 
+/// What a message calls the file.
+pub fn shown(path: &Path) -> String {
+    if is_standard_input(path) { "standard input".into() } else { path.display().to_string() }
+}
+
 /// Refuses a command line that names standard input twice: the second reader would get nothing.
 pub fn once<'a>(arguments: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<()> {
     let given = arguments.into_iter().filter(|(_, path)| is_standard_input(path));

@@ -46,10 +46,8 @@ pub struct LeftOut {
 pub enum NoBundle {
     #[error("{}: {why}", path.display())]
     Unread { path: PathBuf, why: io::Error },
-    #[error(
-        "pseudonyms need the recording twice, and {} can be read once: write it to a file first", path.display()
-    )]
-    ReadOnce { path: PathBuf },
+    #[error("pseudonyms need the recording twice, and a pipe can be read once: write it to a file first")]
+    ReadOnce,
     #[error(transparent)]
     Failed(io::Error),
 }
@@ -73,14 +71,14 @@ pub fn write_bundle_of(
             vec![RecordedFile { path: recording.to_owned(), bytes: about.len() }]
         }
         _ if names == BundleNames::Pseudonyms => {
-            return Err(NoBundle::ReadOnce { path: recording.to_owned() });
+            return Err(NoBundle::ReadOnce);
         }
         _ => {
             let file: Box<dyn Read> = match is_standard_input {
                 true => Box::new(io::stdin().lock()),
                 false => Box::new(File::open(recording).map_err(unread)?),
             };
-            let end = copy_whole_entries(&mut BufReader::new(file), out).map_err(NoBundle::Failed)?;
+            let end = copy_whole_entries(&mut BufReader::new(file), out).map_err(unread)?;
             let left_out = |end| LeftOut { path: recording.to_owned(), end, bytes: None };
             return Ok(end.map(left_out).into_iter().collect());
         }
@@ -128,11 +126,14 @@ fn each(
             Ok(file) => take(BufReader::with_capacity(1 << 18, file.take(*bytes))),
             // The ring went on meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
+            Err(error) => Err(RedactionError::Write(error)),
         };
-        taken.map_err(|error| match error {
-            RedactionError::Write(error) => error,
-            error => io::Error::other(format!("{}: {error}", path.display())),
+        taken.map_err(|error| {
+            let kind = match &error {
+                RedactionError::Write(error) => error.kind(),
+                _ => io::ErrorKind::Other,
+            };
+            io::Error::new(kind, format!("{}: {error}", path.display()))
         })?;
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! The directory of a recording: segments in files whose names tell their order, and the oldest go first.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tracing::warn;
@@ -89,9 +89,9 @@ impl Ring {
     /// Makes the directory if it is not there, and finds out whether it can be written, and that no other service records there.
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
         let bad = |why| BadDirectory::Unwritable { directory: directory.to_owned(), why };
-        make(directory).map_err(|why| match why.kind() {
-            io::ErrorKind::AlreadyExists => BadDirectory::NotADirectory { directory: directory.to_owned() },
-            _ => bad(why),
+        make(directory).map_err(|why| match directory.is_file() {
+            true => BadDirectory::NotADirectory { directory: directory.to_owned() },
+            false => bad(why),
         })?;
         let lock = lock(directory)?;
         let mut ring = Self { directory: directory.to_owned(), limits, latest: None, lock };
@@ -118,6 +118,20 @@ impl Ring {
         Ok(())
     }
 
+    /// Somebody may have removed the directory, and another service may record in a new one by now.
+    fn lock_again_if_removed(&mut self) -> io::Result<()> {
+        let of_path = fs::metadata(self.directory.join(LOCK)).ok();
+        let held = self.lock.as_ref().and_then(|lock| lock.metadata().ok());
+        let is_same = |(held, of_path): (Metadata, Metadata)| {
+            (held.dev(), held.ino()) == (of_path.dev(), of_path.ino())
+        };
+        if !held.zip(of_path).is_some_and(is_same) {
+            make(&self.directory)?;
+            self.lock = lock(&self.directory).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
     /// The segments of a directory, oldest first.
     pub fn segments(directory: &Path) -> io::Result<Vec<SegmentFile>> {
         let mut found = Vec::new();
@@ -140,11 +154,7 @@ impl Segments for Ring {
     type Segment = File;
 
     fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
-        // Somebody may have removed the directory, and the lock with it.
-        if !self.directory.join(LOCK).exists() {
-            make(&self.directory)?;
-            self.lock = lock(&self.directory).map_err(io::Error::other)?;
-        }
+        self.lock_again_if_removed()?;
         // After a clock was set back, what is new must not count as the oldest.
         let latest = Self::segments(&self.directory)?.last().and_then(|segment| begun(&segment.path));
         let wall_ms = latest.map_or(wall_ms, |latest| if wall_ms < latest { latest + 1 } else { wall_ms });

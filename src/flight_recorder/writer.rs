@@ -125,8 +125,8 @@ impl<S: Segments> Writer<S> {
         if let Some(segment) = self.segment.as_mut().filter(|segment| now >= segment.flush_at) {
             segment.flush_at = now + FLUSH_EVERY;
             let flushed = segment.writer.flush();
-            let is_there = self.segments.is_there();
-            self.note(flushed.and_then(|()| if is_there { Ok(()) } else { Err(removed()) }));
+            self.note(flushed);
+            self.end_if_removed();
         }
         let Some(service) = self.service.upgrade() else { return };
         let Some(tap) = service.recording() else { return };
@@ -214,8 +214,21 @@ impl<S: Segments> Writer<S> {
         })
     }
 
+    /// What is written to a file that was removed, no reader finds: another segment begins, as soon as a checkpoint is due.
+    fn end_if_removed(&mut self) {
+        if self.segment.is_none() || self.segments.is_there() {
+            return;
+        }
+        warn!(
+            directory = self.segments.place(),
+            "the segment was removed while the flight recorder wrote it; it begins another"
+        );
+        self.give_up();
+    }
+
     /// Answers whether all of it is written.
     fn end_segment(&mut self) -> bool {
+        self.end_if_removed();
         let Some(mut segment) = self.segment.take() else { return false };
         let ended = segment.writer.flush().and_then(|()| self.segments.finish(segment.writer.get_ref()));
         self.metrics.bytes.inc_by(segment.uncounted());
@@ -235,7 +248,7 @@ impl<S: Segments> Writer<S> {
         }
     }
 
-    /// What was recorded since the last flush is lost; recording starts again with the next checkpoint.
+    /// Gives the segment up, and pauses.
     fn fail(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(
@@ -243,9 +256,13 @@ impl<S: Segments> Writer<S> {
                 "the flight recorder cannot write, and pauses; decisions go on. {}", way_out(error)
             );
         }
+        self.checkpoint_at = Instant::now() + RETRY_AFTER;
+        self.give_up();
+    }
+
+    /// What was recorded since the last flush is lost; recording starts again with the next checkpoint.
+    fn give_up(&mut self) {
         self.segment = None;
-        let is_removed = error.kind() == io::ErrorKind::NotFound;
-        self.checkpoint_at = Instant::now() + if is_removed { CHECKPOINTS_APART.0 } else { RETRY_AFTER };
         if let Some(service) = self.service.upgrade()
             && let Some(tap) = service.recording()
         {
@@ -256,19 +273,13 @@ impl<S: Segments> Writer<S> {
     }
 }
 
-/// What is written goes to a file that no reader finds.
-fn removed() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the segment was removed while it was written")
-}
-
 /// What somebody can do about it.
 fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => "It begins again in a new segment",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
             "Free space there, or give it less by --record-size"
         }
-        _ => "See that the directory can be written",
+        _ => "See that the directory is there, and that this process may write in it",
     }
 }
 

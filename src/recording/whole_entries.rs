@@ -51,7 +51,7 @@ pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result
         if begins_segment {
             let format = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
             if format != FORMAT {
-                return ends(read, CopyEndsAt::OtherFormat(format));
+                return ends(whole, CopyEndsAt::OtherFormat(format));
             }
             (unfinished, text) = (head.to_vec(), 0);
             read += HEAD_BYTES as u64;

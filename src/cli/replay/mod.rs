@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use under::UnderArgs;
 
-const EXIT_CODES: &str = "Exit codes: 0 if every answer matches the recording, 1 if one does not, 2 if the recording cannot be read to \
+const EXIT_CODES: &str = "Exit codes: 0 if no answer differs from the recording, 1 if one does, 2 if the recording cannot be read to \
                           its end. Everything before the unreadable position is replayed. With --policy or --packing: 0 \
                           if the policies were compared, 1 if the policy has problems, 2 if something cannot be read.";
 
@@ -150,13 +150,13 @@ fn text(report: &ReplayReport) -> String {
     }
     if restarts > 0 {
         line(format!(
-            "{}: replay went on from the new process's first checkpoint",
+            "{} of the service: replay went on from the first checkpoint after each",
             plural(restarts, "restart")
         ));
     }
     if progress.gaps > 0 {
         line(format!(
-            "{}, in which {} left out: replay went on from the checkpoint after it",
+            "{}, in which {} left out: replay went on from the first checkpoint after each",
             plural(progress.gaps, "gap"),
             match progress.dropped {
                 1 => "1 change is".to_owned(),
@@ -166,7 +166,7 @@ fn text(report: &ReplayReport) -> String {
     }
     if progress.earlier_segments > 0 {
         line(format!(
-            "{} begins before the one in front of it: the segments are not in their order, or the clock was set back",
+            "{} with an earlier time than the segment before: the segments are not in order, or the clock was set back",
             plural(progress.earlier_segments, "segment")
         ));
     }

@@ -100,8 +100,9 @@ impl Iterator for Source {
     /// After an error there is nothing more that belongs to what came before.
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if self.present.is_none() {
-                self.next_file()?;
+            if self.present.is_none() && self.next_file().is_none() {
+                self.torn_segments += u64::from(self.torn.take().is_some());
+                return None;
             }
             let file = self.present.as_mut()?;
             match file.reader.next() {
@@ -111,9 +112,12 @@ impl Iterator for Source {
                     let goes_on =
                         matches!(&part, Part::Entry(Entry::Checkpoint(one)) if one.after == Gap::None);
                     let torn = if matches!(part, Part::Segment(_)) { None } else { self.torn.take() };
-                    return Some(match torn.filter(|_| goes_on) {
-                        Some(torn) => Err(torn),
-                        None => Ok(part),
+                    return Some(match torn {
+                        Some(torn) if goes_on => Err(torn),
+                        torn => {
+                            self.torn_segments += u64::from(torn.is_some());
+                            Ok(part)
+                        }
                     });
                 }
                 Some(Err(why)) => {
@@ -121,8 +125,8 @@ impl Iterator for Source {
                     if !self.may_be_torn || !matches!(unread.why, ReadError::Cut { .. }) {
                         return Some(Err(unread));
                     }
-                    (self.present, self.torn) = (None, Some(unread));
-                    self.torn_segments += 1;
+                    self.present = None;
+                    self.torn_segments += u64::from(self.torn.replace(unread).is_some());
                 }
             }
         }

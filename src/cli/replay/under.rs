@@ -9,7 +9,7 @@ use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
 #[cfg(feature = "lab")]
 use crate::cli::simulate::picture::PictureFile;
-use crate::cli::standard_input::is_standard_input;
+use crate::cli::standard_input::{is_standard_input, shown};
 use crate::recording::closed_loop::comparison::{
     Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
 };
@@ -66,7 +66,7 @@ impl UnderArgs {
         if !can_be_read_twice(recording) && (is_standard_input(recording) || recording.exists()) {
             bail!(
                 "another policy needs the recording twice, and {} can be read once: write it to a file first",
-                recording.display()
+                shown(recording)
             );
         }
         if self.policy.is_none() && self.packing.is_none() {
