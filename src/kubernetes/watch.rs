@@ -457,6 +457,31 @@ mod tests {
         }
     }
 
+    /// It takes seconds on a large cluster. If pods and the upkeep waited for it, the replica would lose contact with the API server.
+    #[test]
+    fn pods_are_shown_while_what_follows_from_the_labels_of_a_namespace_is_prepared() {
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        // As long as this is held, the labels are not prepared.
+        let cluster = feed.service.cluster();
+        std::thread::scope(|threads| {
+            let (begins, begun) = std::sync::mpsc::channel();
+            threads.spawn(|| {
+                begins.send(()).unwrap();
+                feed.namespace(Event::Apply(namespace("chat", "a")));
+            });
+            begun.recv().unwrap();
+            for _ in 0..100 {
+                let index = feed.index.try_lock_for(std::time::Duration::from_secs(5));
+                assert!(index.is_some(), "the index waits for the labels");
+                drop(index);
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            drop(cluster);
+        });
+        assert_eq!(feed.service.cluster().namespaces().len(), 1);
+    }
+
     /// A watch announces a list before it asks for it.
     #[tokio::test]
     async fn a_list_that_is_not_answered_is_no_contact_with_the_api_server() {
