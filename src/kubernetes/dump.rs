@@ -290,7 +290,8 @@ impl DumpControlPlane {
         // A dump without budgets means that there are none.
         index.end_budgets(service);
         // One without namespaces means that no selector takes any.
-        index.end_namespaces(service);
+        service.list_namespaces(index.listed_namespaces());
+        index.end_namespaces();
         index.end_slices(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes { path: dump.path.clone() });

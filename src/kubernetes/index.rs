@@ -13,7 +13,7 @@ mod budgets;
 mod caught_up;
 mod conflicts;
 mod kube_filters;
-mod namespaces;
+pub mod namespaces;
 mod pod_warnings;
 mod slices;
 mod storage;

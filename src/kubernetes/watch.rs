@@ -12,7 +12,7 @@ mod storage;
 pub use slices::slices;
 pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 
-use super::index::ClusterIndex;
+use super::index::{ClusterIndex, namespaces};
 use super::port::{ControlPlane, PodEvent};
 use crate::service::{SeenCount, Service};
 use catching_up::stays_behind;
@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use read_ahead::read_ahead;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::unconstrained;
 
 /// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a parsed page stays in the low megabytes.
@@ -262,16 +263,24 @@ impl WatchFeed {
         after
     }
 
+    /// What follows from labels takes seconds on a large cluster: the index, and with it what other watches show, does not wait.
     fn namespace(&self, event: Event<PartialObjectMeta<Namespace>>) {
-        let mut index = self.index.lock();
         match event {
-            Event::Init => index.begin_namespaces(),
-            Event::InitApply(namespace) => index.list_namespace(&namespace.metadata),
-            Event::Apply(namespace) => index.apply_namespace(&self.service, &namespace.metadata),
-            Event::Delete(namespace) => index.delete_namespace(&self.service, &namespace.metadata),
-            Event::InitDone => index.end_namespaces(&self.service),
+            Event::Init => self.index.lock().begin_namespaces(),
+            Event::InitApply(namespace) => self.index.lock().list_namespace(&namespace.metadata),
+            Event::Apply(namespace) => {
+                beside_other_tasks(|| namespaces::apply(&self.service, &namespace.metadata));
+            }
+            Event::Delete(namespace) => {
+                beside_other_tasks(|| namespaces::delete(&self.service, &namespace.metadata));
+            }
+            Event::InitDone => {
+                let listed = self.index.lock().listed_namespaces();
+                beside_other_tasks(|| self.service.list_namespaces(listed));
+                self.index.lock().end_namespaces();
+            }
         }
-        self.note_sync(&index);
+        self.note_sync(&self.index.lock());
     }
 
     /// A policy whose selectors cannot be evaluated decides nothing: a replica that starts with it stays unready, and one that
@@ -322,6 +331,14 @@ impl WatchFeed {
         if self.service.leadership.is_open() {
             self.control_plane.record_event(notice);
         }
+    }
+}
+
+/// Computes for a while in a task, whose thread leaves its other tasks to another one. A simulation has one thread.
+fn beside_other_tasks(work: impl FnOnce()) {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 
@@ -464,8 +481,8 @@ mod tests {
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
         // As long as this is held, the labels are not prepared.
         let cluster = feed.service.cluster();
+        let (begins, begun) = std::sync::mpsc::channel();
         std::thread::scope(|threads| {
-            let (begins, begun) = std::sync::mpsc::channel();
             threads.spawn(|| {
                 begins.send(()).unwrap();
                 feed.namespace(Event::Apply(namespace("chat", "a")));

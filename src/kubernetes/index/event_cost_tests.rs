@@ -121,7 +121,8 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     let namespace =
         |team: &str| serde_json::from_value(json!({ "name": "team-a", "labels": { "team": team } }));
     index.list_namespace(&namespace("red").unwrap());
-    index.end_namespaces(&service);
+    service.list_namespaces(index.listed_namespaces());
+    index.end_namespaces();
     let blue =
         NamespaceSelector { match_labels: [("team".into(), "blue".into())].into(), ..Default::default() };
     let matches = Match { namespace_selector: Some(blue), ..Match::default() };
@@ -130,7 +131,7 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     (0..PODS).for_each(|pod| apply(&mut index, &service, &replica(&pod.to_string())));
     let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
     let before = looked_at();
-    index.apply_namespace(&service, &namespace("blue").unwrap());
+    namespaces::apply(&service, &namespace("blue").unwrap());
     let under_lock = looked_at() - before;
     let cluster = service.cluster();
     let class = cluster.pod_state(&PodUid::parse("7").unwrap()).unwrap().demand.class;

@@ -1,6 +1,7 @@
 //! Brings the labels of namespaces into the cluster, relisted like pods and nodes, as long as a policy asks for them.
 
 use super::ClusterIndex;
+use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::policy::namespaces::Labels;
 use crate::scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved};
 use crate::service::Service;
@@ -22,21 +23,14 @@ impl ClusterIndex {
         self.listed_namespaces.extend(named(metadata));
     }
 
-    /// Ends the list: these are all namespaces.
-    pub fn end_namespaces(&mut self, service: &Service) {
-        service.list_namespaces(std::mem::take(&mut self.listed_namespaces));
+    /// These are all namespaces, at the end of the list.
+    pub fn listed_namespaces(&mut self) -> NamespaceLabels {
+        std::mem::take(&mut self.listed_namespaces)
+    }
+
+    /// The cluster has the labels of all of them.
+    pub fn end_namespaces(&mut self) {
         self.namespaces_list.is_complete = true;
-    }
-
-    pub fn apply_namespace(&mut self, service: &Service, metadata: &ObjectMeta) {
-        let Some((name, labels)) = named(metadata) else { return };
-        let change = NamespaceObserved { name: name.clone(), labels };
-        service.apply_namespaces(change, |namespace| namespace == name);
-    }
-
-    pub fn delete_namespace(&mut self, service: &Service, metadata: &ObjectMeta) {
-        let Some((name, _)) = named(metadata) else { return };
-        service.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| namespace == name);
     }
 
     /// Nothing shows them any more, unless a policy asks for them again.
@@ -51,6 +45,19 @@ impl ClusterIndex {
     pub fn namespaces_since(&self) -> Option<u64> {
         self.namespaces_list.is_complete.then_some(self.namespaces_list.term)
     }
+}
+
+/// A namespace as it is shown. May take seconds: hold no lock.
+pub fn apply(service: &Service, metadata: &ObjectMeta) {
+    let Some((name, labels)) = named(metadata) else { return };
+    let change = NamespaceObserved { name: name.clone(), labels };
+    service.apply_namespaces(change, |namespace| namespace == name);
+}
+
+/// The same of one that is gone.
+pub fn delete(service: &Service, metadata: &ObjectMeta) {
+    let Some((name, _)) = named(metadata) else { return };
+    service.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| namespace == name);
 }
 
 fn named(metadata: &ObjectMeta) -> Option<(String, Arc<Labels>)> {
