@@ -107,7 +107,7 @@ impl BenchCluster {
         pod
     }
 
-    fn namespace_of(&self, place: usize) -> String {
+    pub fn namespace_of(&self, place: usize) -> String {
         match self.tenants {
             0 => NAMESPACE.to_owned(),
             tenants => tenant_name(place % tenants),
@@ -211,7 +211,7 @@ pub fn resident_on(node: usize, gpu: usize, second: usize) -> (String, u64) {
     (uid(&resident_name(i)), resident_gib(i) * GIB)
 }
 
-fn resident_name(i: usize) -> String {
+pub fn resident_name(i: usize) -> String {
     format!("resident-{i}")
 }
 

@@ -1,7 +1,8 @@
 //! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
 //! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten. Watches stay open;
 //! that of pods shows one that changes, as there always is one in a cluster of this size. `/bench/holder/LEASE/NAME` sets
-//! the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has had its holder.
+//! the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has had its holder; `/bench/label/VALUE` labels
+//! the first namespace.
 
 use crate::cluster::{BenchCluster, ObjectTemplate};
 use axum::body::{Body, Bytes};
@@ -18,6 +19,7 @@ use std::convert::Infallible;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// Says in the environment of this program that it is this server, and of which cluster: `NODES/PODS/TENANTS/GATED`.
 pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
@@ -25,6 +27,8 @@ pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
 pub const KUBE_SCHEDULERS: &str = "kube-scheduler";
 /// How often a pod changes.
 const POD_CHANGES_EVERY: Duration = Duration::from_millis(100);
+/// The label of namespaces that a policy selects by.
+pub const LABEL: &str = "bench";
 /// The host name with which `stowage serve` looks for itself in the Lease.
 pub const REPLICA: &str = "bench-0";
 
@@ -37,6 +41,8 @@ struct ApiServer {
     pod: ObjectTemplate,
     /// By their names.
     leases: Mutex<BTreeMap<String, HeldLease>>,
+    /// The label of the first namespace; it has none while it is empty.
+    label: watch::Sender<String>,
     started: Instant,
     /// Paths of what was written.
     written: Mutex<BTreeSet<String>>,
@@ -57,6 +63,19 @@ impl ApiServer {
     /// The resourceVersion now: in every millisecond something changes.
     fn revision(&self) -> u128 {
         100 + self.started.elapsed().as_millis()
+    }
+
+    /// The first namespace, with the label that it has.
+    fn first_namespace(&self) -> Value {
+        let label = self.label.borrow();
+        let labels = if label.is_empty() { json!({}) } else { json!({LABEL: *label}) };
+        json!({
+            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+            "metadata": {
+                "name": self.cluster.namespace_of(0), "uid": "namespace", "labels": labels,
+                "resourceVersion": self.revision().to_string(),
+            },
+        })
     }
 }
 
@@ -86,6 +105,7 @@ pub fn serve(asked: &str) {
         pods,
         gated,
         leases: Mutex::new([(KUBE_SCHEDULERS.to_owned(), kube_schedulers())].into()),
+        label: watch::Sender::default(),
         started: Instant::now(),
         written: Mutex::default(),
     });
@@ -101,6 +121,7 @@ fn router(server: Arc<ApiServer>) -> Router {
     Router::new()
         .route("/api/v1/nodes", get(nodes))
         .route("/api/v1/pods", get(pods))
+        .route("/api/v1/namespaces", get(namespaces))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", post(store_lease))
         .route(
             "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}",
@@ -108,6 +129,7 @@ fn router(server: Arc<ApiServer>) -> Router {
         )
         .route("/bench/holder/{lease}/{name}", put(hold))
         .route("/bench/held/{lease}", get(held))
+        .route("/bench/label/{value}", put(label))
         .route("/bench/written/{kind}", get(written))
         .route("/apis/resource.k8s.io/v1", any(async || StatusCode::NOT_FOUND))
         .fallback(any(everything_else))
@@ -157,6 +179,28 @@ fn list(
     }
     page.extend_from_slice(b"]}");
     ([(header::CONTENT_TYPE, "application/json")], page).into_response()
+}
+
+/// Only the first is shown: no selector concerns the others.
+async fn namespaces(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
+    if query.watch == Some(true) {
+        return labels(server);
+    }
+    let page = |_, out: &mut Vec<u8>| out.write_all(server.first_namespace().to_string().as_bytes());
+    list("PartialObjectMetadata", &query, server.revision(), 1, page)
+}
+
+/// A watch of namespaces, of which the first shows what it is labelled.
+fn labels(server: Arc<ApiServer>) -> Response {
+    let changes = futures::stream::unfold(server.label.subscribe(), move |mut changes| {
+        let server = server.clone();
+        async move {
+            changes.changed().await.ok()?;
+            let event = json!({"type": "MODIFIED", "object": server.first_namespace()});
+            Some((Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))), changes))
+        }
+    });
+    Body::from_stream(changes).into_response()
 }
 
 /// A pod that waits, because no GPU is as large.
@@ -225,6 +269,10 @@ async fn hold(State(server): State<Arc<ApiServer>>, Path((lease, name)): Path<(S
     lease["spec"]["holderIdentity"] = json!(name);
     lease["spec"]["leaseTransitions"] = json!(lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0) + 1);
     server.store(lease);
+}
+
+async fn label(State(server): State<Arc<ApiServer>>, Path(value): Path<String>) {
+    server.label.send_replace(value);
 }
 
 async fn held(State(server): State<Arc<ApiServer>>, Path(lease): Path<String>) -> String {

@@ -5,8 +5,9 @@
 //! An API server's stand-in lists them (`api_server`), so that memory is that of a replica in a cluster. Printed are: memory, with
 //! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from the
 //! Lease; and what a filter about one node takes at most while something else happens: nothing, a scrape, each operator's
-//! page, a change of policy, reports of agents. Beside each is what it takes while nothing happens for as long: a shared machine
-//! holds requests up by itself. `cargo bench --bench verbs` has requests about all nodes, beside their floor.
+//! page, a change of policy, another label of a namespace, reports of agents. Beside each is what it takes while nothing happens
+//! for as long: a shared machine holds requests up by itself. `cargo bench --bench verbs` has requests about all nodes, beside
+//! their floor.
 
 mod api_server;
 #[path = "../common/cluster.rs"]
@@ -54,6 +55,8 @@ const PAGES: [&str; 6] = [
     "/debug/reports",
 ];
 const CHANGES: usize = 3;
+/// A class, and the label of the namespace whose pods belong to it.
+const LABELLED: &str = "labelled";
 /// Agents whose reports are timed: one after the other, on one connection, they say what a report costs.
 const REPORTING: usize = 2000;
 /// At which all agents of a large cluster report.
@@ -75,8 +78,11 @@ fn main() {
         if std::env::args().any(|arg| arg == "tenants") { (TENANTS, GATED) } else { (0, 0) };
     let world = World { nodes, pods, tenants, gated };
     println!("{nodes} nodes × 8 GPUs, {pods} pods, {tenants} tenants, {gated} gated pods");
-    let empty = Replica::start(World { pods: 0, gated: 0, ..world }, LeadWith::KubeScheduler);
-    let empty = empty.process.resident_mib();
+    // It ends before anything is timed.
+    let empty = {
+        let replica = Replica::start(World { pods: 0, gated: 0, ..world }, LeadWith::KubeScheduler);
+        replica.process.resident_mib()
+    };
     let replica = Replica::start(world, LeadWith::KubeScheduler);
     memory(&replica, empty, nodes, pods);
     let cluster = BenchCluster::new(nodes, 0);
@@ -87,6 +93,7 @@ fn main() {
     all_report(&replica, &asking);
     pages(&replica, &asking);
     policy_changes(&replica, &asking);
+    namespace_labels(&replica, &asking);
     lock_waits(&replica);
     println!("\nat most resident: {} MiB", replica.process.peak_mib());
     fail_over(&replica);
@@ -326,6 +333,24 @@ fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
     }
 }
 
+/// The label decides the class of every pod in the namespace: of all pods, or of a tenant's.
+fn namespace_labels(replica: &Replica, asking: &Asking<'_>) {
+    let cluster = BenchCluster::new(replica.world.nodes, 0).with_tenants(replica.world.tenants);
+    let page = format!("/v1/explain?pod={}/{}", cluster.namespace_of(0), cluster::resident_name(0));
+    let is_labelled = || {
+        let explanation: serde_json::Value =
+            serde_json::from_str(&get(&replica.process.addresses[2], &page)).expect("the pod is explained");
+        explanation["class"]["name"] == LABELLED
+    };
+    for (value, wanted) in [(LABELLED, true), ("other", false)] {
+        assert_ne!(is_labelled(), wanted);
+        asking.row("another label of a namespace", || {
+            request("PUT", &replica.api, &format!("/bench/label/{value}"));
+            until(|| is_labelled() == wanted);
+        });
+    }
+}
+
 /// The service's own measure: what of the time of all these filters was the ledger's lock.
 fn lock_waits(replica: &Replica) {
     let page = get(&replica.process.addresses[2], "/metrics");
@@ -353,12 +378,13 @@ fn policy(number: usize, tenants: usize) -> String {
         0 => String::new(),
         some => format!("tenants:\n{}", (0..some).map(tenant).collect::<String>()),
     };
+    let (label, preemptible) = (api_server::LABEL, !tenants.is_empty());
     // For agents that report every ten seconds.
     format!(
         "telemetry: {{fresh: 30s, stale: 90s, smoothing: 45s}}\n\
-         classes:\n  - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n    \
-         preemptible: {}\n  - name: rest\n    engine: false\n{tenants}",
-        !tenants.is_empty()
+         classes:\n  - name: {LABELLED}\n    engine: false\n    match: {{namespaceSelector: {{matchLabels: {{{label}: {LABELLED}}}}}}}\n  \
+         - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n    \
+         preemptible: {preemptible}\n  - name: rest\n    engine: false\n{tenants}"
     )
 }
 

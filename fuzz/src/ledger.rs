@@ -5,6 +5,7 @@
 //! replica began to act: what may happen then is reported by the audit, and breaks nothing else.
 
 pub mod made;
+mod pages;
 mod planned;
 mod replica;
 
@@ -43,6 +44,8 @@ type ApiPod = k8s_openapi::api::core::v1::Pod;
 const PODS: u8 = 16;
 const NODES: u8 = 4;
 const REPLICAS: usize = 2;
+/// After so many steps pages are read, and at the end.
+const PAGES_EVERY: usize = 16;
 
 /// All have the default headroom, so that an allocation under one policy is not too much under another.
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
@@ -82,7 +85,7 @@ struct LedgerRace {
 /// Applies four bytes a step.
 pub fn ledger(data: &[u8]) {
     let mut world = LedgerRace::new();
-    for step in data.chunks_exact(4) {
+    for (nth, step) in data.chunks_exact(4).enumerate() {
         world.apply([step[0], step[1], step[2], step[3]]);
         for replica in &mut world.replicas {
             let mut violations = audit(&replica.ledger);
@@ -94,7 +97,11 @@ pub fn ledger(data: &[u8]) {
             assert!(violations.is_empty(), "{step:?}: {violations:?}");
             let _ = replica.ledger.snapshot();
         }
+        if nth % PAGES_EVERY == PAGES_EVERY - 1 {
+            world.read_pages();
+        }
     }
+    world.read_pages();
 }
 
 impl LedgerRace {
