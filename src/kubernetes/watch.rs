@@ -319,7 +319,11 @@ impl WatchFeed {
             false => Some(term),
         });
         let caught_up = index.pods_caught_up();
-        all.into_iter().for_each(|term| self.service.set_synced_in(term, caught_up));
+        if let Some(term) = all {
+            // Otherwise the first request makes it, and all others wait meanwhile.
+            drop(self.service.cluster().snapshot());
+            self.service.set_synced_in(term, caught_up);
+        }
         if leadership.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");
