@@ -55,7 +55,7 @@ const TERMINATED: i32 = 143;
 
 /// Where the bundle goes.
 struct BundleOut {
-    out: Box<dyn Write + Send>,
+    out: BufWriter<Box<dyn Write + Send>>,
     bytes: u64,
     /// Why it could not be written, which is not the recording's fault.
     failed: Option<io::Error>,
@@ -94,7 +94,7 @@ impl BundleArgs {
 
     /// Answers how long the bundle is, and what of a local recording is not in it.
     async fn write_to(&self, out: Box<dyn Write + Send>) -> Result<(u64, Vec<LeftOut>)> {
-        let mut out = BundleOut { out: Box::new(BufWriter::new(out)), bytes: 0, failed: None };
+        let mut out = BundleOut { out: BufWriter::new(out), bytes: 0, failed: None };
         let written = self.write_parts(&mut out).await;
         let written = written.and_then(|left_out| out.flush().map(|()| left_out).map_err(Into::into));
         if let Some(error) = out.failed {

@@ -196,22 +196,15 @@ fn is_no_http(error: &(dyn std::error::Error + 'static)) -> bool {
     causes.filter_map(|error| error.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse)
 }
 
-/// Whether something answered, and not with TLS: a server with plain HTTP refuses the first message as no request.
+/// Whether something answered, and not with TLS: an answer in plain HTTP is none of its messages.
 fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    // An I/O error shows its inner error's source as its own, and not that itself.
-    let inner = |error: &(dyn std::error::Error + 'static)| {
-        let io = error.downcast_ref::<std::io::Error>()?;
-        Some(io.get_ref()?.downcast_ref::<rustls::Error>().is_some_and(is_bad_message))
-    };
-    let is_bad_message_of = |error: &(dyn std::error::Error + 'static)| {
-        error.downcast_ref::<rustls::Error>().is_some_and(is_bad_message) || inner(error) == Some(true)
-    };
-    causes.into_iter().any(is_bad_message_of)
-}
-
-fn is_bad_message(error: &rustls::Error) -> bool {
-    matches!(error, rustls::Error::InvalidMessage(_))
+    let causes = std::iter::successors(Some(error), |error| match error.downcast_ref::<std::io::Error>() {
+        // Its source is that of the error inside, and not that itself.
+        Some(error) => error.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
+        None => error.source(),
+    });
+    let mut of_tls = causes.filter_map(|error| error.downcast_ref::<rustls::Error>());
+    of_tls.any(|error| matches!(error, rustls::Error::InvalidMessage(_)))
 }
 
 async fn whole(server: &str, answer: Response<Incoming>) -> Result<Bytes, NoAnswer> {
