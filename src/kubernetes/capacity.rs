@@ -394,4 +394,23 @@ mod tests {
         assert!(!capacity.is_due(&node, Bytes::gib(80), None, now));
         assert!(capacity.is_due(&node, Bytes::gib(80), None, service.now() + PAUSES.first));
     }
+
+    /// A watch may be silent for minutes, and something else may set the figure back each time.
+    #[test]
+    fn a_write_that_the_watch_does_not_show_is_repeated_ever_more_rarely() {
+        let service = Service::with_stopped_clock(Policy::default());
+        let mut capacity = CapacityWriter::default();
+        let node = NodeName::parse("a").unwrap();
+        let now = service.now();
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            assert!(capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(600)));
+            capacity.note(&service, &node, Ok(()));
+            let is_due = |seconds: &u64| {
+                capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds))
+            };
+            pauses.push((0..600).find(is_due).unwrap());
+        }
+        assert_eq!(pauses, [5, 10, 20, 40, 60, 60]);
+    }
 }
