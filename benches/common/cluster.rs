@@ -8,6 +8,8 @@ use std::io::{self, Write};
 const GIB: u64 = 1 << 30;
 /// What of 80 GiB pods may be allocated: all but the headroom.
 const CAPACITY: u64 = 72 * GIB;
+/// What a node advertises.
+pub const NODE_VRAM: u64 = GPUS as u64 * CAPACITY;
 pub const GPUS: usize = 8;
 const NAMESPACE: &str = "llm";
 
@@ -49,7 +51,7 @@ impl BenchCluster {
         out.write_all(br#"{"apiVersion":"v1","kind":"List","items":["#)?;
         for place in 0..self.nodes {
             out.write_all(if place == 0 { b"" } else { b"," })?;
-            self.write_node(&node, place, out)?;
+            self.write_node(&node, place, NODE_VRAM, out)?;
         }
         for place in 0..self.resident() {
             out.write_all(b",")?;
@@ -69,10 +71,12 @@ impl BenchCluster {
         &self,
         template: &ObjectTemplate,
         place: usize,
+        vram: u64,
         out: &mut impl Write,
     ) -> io::Result<()> {
         template.write(out, |field| match field {
             Field::Node => node_name(place),
+            Field::Vram => vram.to_string(),
             other => unreachable!("a node has no {other:?}"),
         })
     }
@@ -201,6 +205,11 @@ pub fn tenant_name(i: usize) -> String {
     format!("team-{i}")
 }
 
+/// The place of the node with this name.
+pub fn node_place(name: &str) -> Option<usize> {
+    name.strip_prefix("gpu-node-")?.parse().ok()
+}
+
 pub fn node_name(i: usize) -> String {
     format!("gpu-node-{i:05}")
 }
@@ -287,7 +296,7 @@ fn node() -> Value {
         "nvidia.com/gpu.count": GPUS.to_string(),
         "nvidia.com/gpu.memory": "81920",
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-    }}, "status": {"capacity": {"stowage.dev/vram": (GPUS as u64 * CAPACITY).to_string()}}})
+    }}, "status": {"capacity": {"stowage.dev/vram": Field::Vram.blank()}}})
 }
 
 fn resident() -> Value {

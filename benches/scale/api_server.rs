@@ -1,16 +1,18 @@
 //! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
-//! asked for, so that it needs no memory for them and little time. What is written is accepted and forgotten. Watches stay open;
-//! that of pods shows one that changes, as there always is one in a cluster of this size. `/bench/holder/LEASE/NAME` sets
-//! the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has had its holder; `/bench/label/VALUE` labels
-//! the first namespace.
+//! asked for, so that it needs no memory for them and little time. Of what is written, it keeps the capacity of nodes and shows it; the
+//! rest is accepted and forgotten. Watches stay open; that of pods shows one that changes, as there always is one in a cluster of
+//! this size. `/bench/holder/LEASE/NAME` sets the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has had
+//! its holder; `/bench/label/VALUE` labels the first namespace.
 
-use crate::cluster::{BenchCluster, ObjectTemplate};
+use crate::cluster::{BenchCluster, NODE_VRAM, ObjectTemplate, node_place};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post, put};
+use axum::routing::{any, get, patch, post, put};
 use axum::{Json, Router};
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -44,8 +46,18 @@ struct ApiServer {
     /// The label of the first namespace; it has none while it is empty.
     label: watch::Sender<String>,
     started: Instant,
-    /// Paths of what was written.
+    nodes: Mutex<WrittenNodes>,
+    /// Paths of what else was written.
     written: Mutex<BTreeSet<String>>,
+}
+
+/// What was written to nodes.
+#[derive(Default)]
+struct WrittenNodes {
+    /// The VRAM that they advertise, by place.
+    vram: BTreeMap<usize, u64>,
+    writes: usize,
+    watches: Vec<UnboundedSender<Bytes>>,
 }
 
 impl ApiServer {
@@ -63,6 +75,25 @@ impl ApiServer {
     /// The resourceVersion now: in every millisecond something changes.
     fn revision(&self) -> u128 {
         100 + self.started.elapsed().as_millis()
+    }
+
+    fn write_node(&self, place: usize, out: &mut Vec<u8>) -> io::Result<()> {
+        let vram = self.nodes.lock().vram.get(&place).copied().unwrap_or(NODE_VRAM);
+        self.cluster.write_node(&self.node, place, vram, out)
+    }
+
+    /// The node advertises this VRAM from now on, and the watches show it.
+    fn advertise(&self, place: usize, vram: u64) -> Value {
+        let mut node = Vec::new();
+        self.cluster.write_node(&self.node, place, vram, &mut node).expect("memory takes what is written");
+        let mut node: Value = serde_json::from_slice(&node).expect("a template is JSON");
+        let mut nodes = self.nodes.lock();
+        nodes.vram.insert(place, vram);
+        nodes.writes += 1;
+        node["metadata"]["resourceVersion"] = json!(self.revision().to_string());
+        let event = Bytes::from(format!("{}\n", json!({"type": "MODIFIED", "object": node})));
+        nodes.watches.retain(|watch| watch.unbounded_send(event.clone()).is_ok());
+        node
     }
 
     /// The first namespace, with the label that it has.
@@ -107,6 +138,7 @@ pub fn serve(asked: &str) {
         leases: Mutex::new([(KUBE_SCHEDULERS.to_owned(), kube_schedulers())].into()),
         label: watch::Sender::default(),
         started: Instant::now(),
+        nodes: Mutex::default(),
         written: Mutex::default(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -120,6 +152,7 @@ pub fn serve(asked: &str) {
 fn router(server: Arc<ApiServer>) -> Router {
     Router::new()
         .route("/api/v1/nodes", get(nodes))
+        .route("/api/v1/nodes/{name}/status", patch(node_status))
         .route("/api/v1/pods", get(pods))
         .route("/api/v1/namespaces", get(namespaces))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", post(store_lease))
@@ -130,18 +163,34 @@ fn router(server: Arc<ApiServer>) -> Router {
         .route("/bench/holder/{lease}/{name}", put(hold))
         .route("/bench/held/{lease}", get(held))
         .route("/bench/label/{value}", put(label))
-        .route("/bench/written/{kind}", get(written))
+        .route("/bench/written/{what}", get(written))
         .route("/apis/resource.k8s.io/v1", any(async || StatusCode::NOT_FOUND))
         .fallback(any(everything_else))
         .with_state(server)
 }
 
 async fn nodes(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
-    let page = |place, out: &mut Vec<u8>| server.cluster.write_node(&server.node, place, out);
     if query.watch == Some(true) {
-        return silence();
+        let (watch, events) = unbounded();
+        server.nodes.lock().watches.push(watch);
+        return Body::from_stream(events.map(Ok::<_, Infallible>)).into_response();
     }
-    list("Node", &query, server.revision(), server.cluster.nodes(), page)
+    list("Node", &query, server.revision(), server.cluster.nodes(), |place, out| {
+        server.write_node(place, out)
+    })
+}
+
+async fn node_status(
+    State(server): State<Arc<ApiServer>>,
+    Path(name): Path<String>,
+    Json(patch): Json<Value>,
+) -> Response {
+    let place = node_place(&name).filter(|place| *place < server.cluster.nodes());
+    let vram = patch["status"]["capacity"]["stowage.dev/vram"].as_str().and_then(|vram| vram.parse().ok());
+    match (place, vram) {
+        (Some(place), Some(vram)) => json_of(&server.advertise(place, vram)),
+        _ => StatusCode::BAD_REQUEST.into_response(),
+    }
 }
 
 async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
@@ -279,10 +328,13 @@ async fn held(State(server): State<Arc<ApiServer>>, Path(lease): Path<String>) -
     server.leases.lock()[&lease].since.elapsed().as_millis().to_string()
 }
 
-/// How many objects of a kind were written, by their paths; of all kinds, if it is `all`.
-async fn written(State(server): State<Arc<ApiServer>>, Path(kind): Path<String>) -> String {
-    let is_of = |path: &&String| kind == "all" || path.contains(&format!("/{kind}/"));
-    server.written.lock().iter().filter(is_of).count().to_string()
+/// How many objects were written: nodes, or others. `node-writes` is how often a node was.
+async fn written(State(server): State<Arc<ApiServer>>, Path(what): Path<String>) -> String {
+    match &*what {
+        "nodes" => server.nodes.lock().vram.len().to_string(),
+        "node-writes" => server.nodes.lock().writes.to_string(),
+        _ => server.written.lock().len().to_string(),
+    }
 }
 
 /// Lists of other kinds are empty, and writes succeed.

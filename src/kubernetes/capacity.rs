@@ -29,8 +29,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a different figure must last before it replaces the advertised one. After a restart, labels are read before agents
 /// report, and both are nearly right: a figure that goes down and up again helps no client.
 const SETTLED_AFTER: Millis = Millis::seconds(10);
-/// How long a write may take to appear in the watch before it is repeated.
-const SHOWS_WITHIN: Millis = Millis::seconds(5);
+/// How long a write may take to appear in the watch before it is repeated. With each repetition it gets longer: the watch may be
+/// silent, or something else may set the figure back each time.
+const SHOWS_WITHIN: Backoff = Backoff { first: Millis::seconds(5), longest: Millis::seconds(60) };
 /// After a failed write.
 const PAUSES: Backoff = Backoff { first: Millis::seconds(1), longest: Millis::seconds(60) };
 /// The largest amount of an extended resource that the API knows.
@@ -119,7 +120,24 @@ struct CapacityWriter {
 struct PendingPatch {
     wanted: Bytes,
     not_before: Moment,
+    /// Writes that failed, one after the other.
     failures: u32,
+    /// Writes that succeeded, and the watch has shown none of them.
+    unshown: u32,
+}
+
+impl PendingPatch {
+    /// Notes a write; answers the pause before the next one.
+    fn pause_after(&mut self, is_written: bool) -> Millis {
+        if is_written {
+            self.failures = 0;
+            self.unshown = self.unshown.saturating_add(1);
+            SHOWS_WITHIN.after(self.unshown - 1)
+        } else {
+            self.failures = self.failures.saturating_add(1);
+            PAUSES.after(self.failures - 1)
+        }
+    }
 }
 
 impl CapacityWriter {
@@ -184,6 +202,7 @@ impl CapacityWriter {
             wanted,
             not_before: if says_nothing { now } else { now + SETTLED_AFTER },
             failures: 0,
+            unshown: 0,
         };
         let pending = self.pending.entry(name.clone()).or_insert(fresh);
         if pending.wanted != wanted {
@@ -228,8 +247,7 @@ impl CapacityWriter {
         }
         let now = service.now();
         if let Some(pending) = self.pending.get_mut(name) {
-            pending.failures = if outcome.is_ok() { 0 } else { pending.failures.saturating_add(1) };
-            pending.not_before = now + pause(pending.failures);
+            pending.not_before = now + pending.pause_after(outcome.is_ok());
         }
     }
 }
@@ -239,14 +257,6 @@ fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapac
     let CapacityBasis { kind, gpus, lent, asked_for: reserved } =
         ledger.capacity_basis(name).unwrap_or(unknown);
     NodeCapacityState { kind, advertised: record.advertised, gpus, lent, reserved }
-}
-
-/// Pause before a node is written again, after this many failures in a row.
-fn pause(failures: u32) -> Millis {
-    match failures {
-        0 => SHOWS_WITHIN,
-        _ => PAUSES.after(failures - 1),
-    }
 }
 
 async fn patch(
@@ -384,7 +394,10 @@ mod tests {
 
     #[test]
     fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
-        assert_eq!([1, 2, 3, 6, 7, 99].map(|failures| pause(failures).0 / 1000), [1, 2, 4, 32, 60, 60]);
+        let mut pending =
+            PendingPatch { wanted: Bytes::gib(80), not_before: Moment(0), failures: 0, unshown: 0 };
+        let pauses: Vec<u64> = (0..8).map(|_| pending.pause_after(false).0 / 1000).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
         let service = Service::new(Policy::default());
         let mut capacity = CapacityWriter::default();
         let node = NodeName::parse("a").unwrap();
@@ -406,9 +419,8 @@ mod tests {
         for _ in 0..6 {
             assert!(capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(600)));
             capacity.note(&service, &node, Ok(()));
-            let is_due = |seconds: &u64| {
-                capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds))
-            };
+            let is_due =
+                |seconds: &u64| capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds));
             pauses.push((0..600).find(is_due).unwrap());
         }
         assert_eq!(pauses, [5, 10, 20, 40, 60, 60]);
