@@ -113,6 +113,7 @@ mod tests {
     use super::*;
     use crate::kubernetes::testing::Recorder;
     use crate::scheduling::policy::{Mode, Policy};
+    use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
     use serde_json::json;
 
     /// A replica with one pod whose reservation has passed its deadline, and one unplaced pod.
@@ -158,6 +159,38 @@ mod tests {
         upkeep.planner.settle().await;
         assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+
+    /// There may be a million pods, and filters are answered from now on.
+    #[tokio::test]
+    async fn a_new_leader_holds_no_lock_while_it_looks_for_pods_that_may_have_been_refused() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        let pods = (0..300).map(|nth| {
+            let resources = json!({ "limits": { "stowage.dev/vram": "1Gi" } });
+            let annotations = json!({ "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": "1Gi" });
+            let pod = json!({
+                "metadata": { "name": format!("bound-{nth}"), "uid": format!("bound-{nth}"), "annotations": annotations },
+                "spec": {
+                    "nodeName": "a", "containers": [{ "name": "engine", "resources": resources }],
+                },
+            });
+            serde_json::from_value(pod).unwrap()
+        });
+        let waiting = json!({
+            "metadata": { "name": "waiting", "uid": "waiting" },
+            "spec": { "containers": [{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } } }] },
+        });
+        let pods: Vec<_> = pods.chain([serde_json::from_value(waiting).unwrap()]).collect();
+        upkeep.index.lock().reset_pods(&upkeep.service, &pods);
+        upkeep.service.lead_from_the_start();
+        let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
+        let before = looked_at();
+        upkeep.tick(upkeep.service.now());
+        assert!(looked_at() - before < pods.len(), "{} pods", looked_at() - before);
+        let waiting = PodUid::parse("waiting").unwrap();
+        let cluster = upkeep.service.cluster();
+        assert!(cluster.pod_state(&waiting).unwrap().waiting().unwrap().refused.is_some());
     }
 
     #[tokio::test]
