@@ -10,7 +10,7 @@ use super::port::ControlPlane;
 use crate::ids::PodUid;
 use crate::scheduling::ledger::Expired;
 use crate::scheduling::verbs::tick::PartOfTick;
-use crate::scheduling::verbs::wait::{AllMayBeRefused, TakeUnknownReservations};
+use crate::scheduling::verbs::wait::{MayBeRefused, TakeUnknownReservations};
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
@@ -19,6 +19,8 @@ use std::time::Duration;
 
 /// A tenth of a soft reservation's lifetime: an expired one is soon gone for the next pod.
 const TICK: Duration = Duration::from_millis(200);
+/// Pods that are noted as refused under one lock.
+const REFUSED_AT_ONCE: usize = 32;
 /// Far longer than a watch lags behind a request.
 const SWEEP_EVERY: Millis = Millis::seconds(60);
 
@@ -83,7 +85,7 @@ impl LedgerUpkeep {
             }
         }
         if is_open && !self.was_open {
-            self.service.cluster().apply(AllMayBeRefused);
+            self.suppose_refused();
             let standing = self.index.lock().standing(&self.service);
             standing.into_iter().for_each(|event| self.control_plane.record_event(event));
         }
@@ -91,6 +93,17 @@ impl LedgerUpkeep {
         if now >= self.next_sweep && self.service.leadership.is_synced() {
             ClusterIndex::sweep(&self.index, &self.service);
             self.next_sweep = now + SWEEP_EVERY;
+        }
+    }
+
+    /// A previous leader or process may have refused every pending pod.
+    fn suppose_refused(&self) {
+        // A copy that ends here: what is changed while there is one has to be copied.
+        let pods: Vec<PodUid> = self.service.ledger_to_read().may_be_refused().into_iter().collect();
+        let mut cluster = self.service.cluster();
+        for some in pods.chunks(REFUSED_AT_ONCE) {
+            cluster.apply(MayBeRefused(some.to_vec()));
+            cluster.give_way();
         }
     }
 

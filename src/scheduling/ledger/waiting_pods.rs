@@ -117,6 +117,13 @@ impl WaitingPods {
     }
 }
 
+/// A pod that asks a device plugin may be another scheduler's; Stowage's own is woken by what the API server shows.
+fn may_be_refused(pod_state: &PodState) -> bool {
+    let is_free =
+        |waiting: &WaitingPod| waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open;
+    pod_state.waiting().is_some_and(is_free) && !pod_state.demand.asks_plugin()
+}
+
 impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
     pub(in crate::scheduling) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
@@ -131,20 +138,23 @@ impl Ledger {
         self.requeue(uid);
     }
 
-    /// Every pending pod may have been refused by a process of which this ledger knows nothing: the last leader, or this process
-    /// before its restart.
+    /// Pods that may have been refused by a process of which this ledger knows nothing: the last leader, or this process before its
+    /// restart. Looks at all pods.
+    pub fn may_be_refused(&self) -> BTreeSet<PodUid> {
+        let waiting = self.pods_in_no_order().filter(|(_, pod_state)| may_be_refused(pod_state));
+        waiting.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// The pod counts as refused from now on, if it still may be.
+    pub(in crate::scheduling) fn suppose_refused(&mut self, uid: &PodUid) {
+        if self.pod_states.get(uid).is_some_and(may_be_refused) {
+            let at = self.now;
+            self.enter_refused(uid, |waiting| waiting.suppose_refused(at));
+        }
+    }
+
     pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
-        // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
-        let waits = |pod_state: &PodState| {
-            let is_free = |waiting: &WaitingPod| {
-                waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open
-            };
-            pod_state.waiting().is_some_and(is_free) && !pod_state.demand.asks_plugin()
-        };
-        let waiting = self.pods_in_no_order().filter(|(_, pod_state)| waits(pod_state));
-        let waiting: BTreeSet<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
-        let at = self.now;
-        waiting.iter().for_each(|uid| self.enter_refused(uid, |waiting| waiting.suppose_refused(at)));
+        self.may_be_refused().iter().for_each(|uid| self.suppose_refused(uid));
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by

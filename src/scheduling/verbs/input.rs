@@ -20,9 +20,9 @@ use super::tick::{
     Tick,
 };
 use super::wait::{
-    AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, LoansRecalled, NoPlacementFound,
-    PodEvicted, PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
-    TakeUnknownReservations,
+    AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, LoansRecalled, MayBeRefused,
+    NoPlacementFound, PodEvicted, PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces,
+    ScopeReserved, TakePending, TakeUnknownReservations,
 };
 use super::{Change, Cluster};
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ inputs! {
     NamespacesListed, NamespaceObserved, NamespaceDeleted, DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown, SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, BindingWritten, BindingFailed,
-    TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
+    TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused, MayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
     EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, LoansRecalled, TakeOveruse,
 }

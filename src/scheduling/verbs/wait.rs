@@ -53,9 +53,15 @@ pub enum StepRefusal {
     Conflict(#[from] AssumeConflict),
 }
 
-/// A previous leader or process may have refused every pending pod.
+/// A previous leader or process may have refused every pending pod. Recordings of earlier builds have it in place of
+/// [`MayBeRefused`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllMayBeRefused;
+
+/// A previous leader or process may have refused these pods, which [`Ledger::may_be_refused`] found in a copy. A request waits for
+/// a few of them and not for all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MayBeRefused(pub Vec<PodUid>);
 
 /// GPUs are kept for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +179,14 @@ impl Change for AllMayBeRefused {
 
     fn apply_to(self, cluster: &mut Cluster) {
         cluster.ledger.suppose_all_refused();
+    }
+}
+
+impl Change for MayBeRefused {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        self.0.iter().for_each(|uid| cluster.ledger.suppose_refused(uid));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::scheduling::verbs::observe::{
     BudgetDeleted, BudgetObserved, FilterPod, FilterPodObserved, NodeObserved,
 };
 use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet};
-use crate::scheduling::verbs::wait::AllMayBeRefused;
+use crate::scheduling::verbs::wait::MayBeRefused;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::label_selector::{Requirement, Selector};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -199,7 +199,8 @@ impl World<'_> {
             }
         }
         self.core.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
-        self.core.apply(AllMayBeRefused);
+        let pods = self.core.cluster.may_be_refused().into_iter().collect();
+        self.core.apply(MayBeRefused(pods));
     }
 
     /// A new process takes over the reservation that the pod shows.
