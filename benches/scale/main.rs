@@ -262,17 +262,17 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
         earlier == written && replica.written("nodes") == nodes
     });
     let after = replica.process.resident_mib();
-    let (latencies, cpu) = asking.row("all agents report", || {
-        let before = replica.process.cpu();
+    let (latencies, cpu, took) = asking.row("all agents report", || {
+        let (before, started) = (replica.process.cpu(), Instant::now());
         let latencies = report_for(&mut agents, ROUNDS, round, &replica.process.addresses[1]);
-        (latencies, replica.process.cpu() - before)
+        (latencies, replica.process.cpu() - before, started.elapsed())
     });
     println!(
         "\n{} reports of {nodes} agents, each once in {:.0} s: {:.2} cores, answered after {:.2} ms (p50), {:.1} ms (p99), {:.0} ms (the \
          longest, from when it was due); they take resident memory from {before} to {after} MiB\n",
         latencies.count(),
         round.as_secs_f64(),
-        cpu.as_secs_f64() / (round * ROUNDS).as_secs_f64(),
+        cpu.as_secs_f64() / took.as_secs_f64(),
         latencies.percentile(50) / 1e3,
         latencies.percentile(99) / 1e3,
         latencies.longest() / 1e3,

@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// report, and both are nearly right: a figure that goes down and up again helps no client.
 const SETTLED_AFTER: Millis = Millis::seconds(10);
 /// How long a write may take to appear in the watch before it is repeated. With each repetition it gets longer: the watch may be
-/// silent, or something else may set the figure back each time.
+/// silent for minutes.
 const SHOWS_WITHIN: Backoff = Backoff { first: Millis::seconds(5), longest: Millis::seconds(60) };
 /// After a failed write.
 const PAUSES: Backoff = Backoff { first: Millis::seconds(1), longest: Millis::seconds(60) };
@@ -119,6 +119,8 @@ struct CapacityWriter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PendingPatch {
     wanted: Bytes,
+    /// What the watch shows in its place.
+    advertised: Option<Bytes>,
     not_before: Moment,
     /// Writes that failed, one after the other.
     failures: u32,
@@ -200,6 +202,7 @@ impl CapacityWriter {
         let says_nothing = advertised.is_none_or(|advertised| advertised == Bytes::ZERO);
         let fresh = PendingPatch {
             wanted,
+            advertised,
             not_before: if says_nothing { now } else { now + SETTLED_AFTER },
             failures: 0,
             unshown: 0,
@@ -207,6 +210,10 @@ impl CapacityWriter {
         let pending = self.pending.entry(name.clone()).or_insert(fresh);
         if pending.wanted != wanted {
             *pending = fresh;
+        } else if pending.advertised != advertised {
+            // The watch shows nodes, and something else has set the figure.
+            let soon = if says_nothing { now } else { now + SHOWS_WITHIN.first };
+            *pending = PendingPatch { not_before: pending.not_before.min(soon), ..fresh };
         }
         now >= pending.not_before
     }
@@ -394,8 +401,8 @@ mod tests {
 
     #[test]
     fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
-        let mut pending =
-            PendingPatch { wanted: Bytes::gib(80), not_before: Moment(0), failures: 0, unshown: 0 };
+        let (wanted, advertised) = (Bytes::gib(80), None);
+        let mut pending = PendingPatch { wanted, advertised, not_before: Moment(0), failures: 0, unshown: 0 };
         let pauses: Vec<u64> = (0..8).map(|_| pending.pause_after(false).0 / 1000).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
         let service = Service::new(Policy::default());
@@ -408,7 +415,25 @@ mod tests {
         assert!(capacity.is_due(&node, Bytes::gib(80), None, service.now() + PAUSES.first));
     }
 
-    /// A watch may be silent for minutes, and something else may set the figure back each time.
+    #[test]
+    fn what_a_watch_shows_after_a_silence_is_corrected_as_soon_as_ever() {
+        let service = Service::with_stopped_clock(Policy::default());
+        let (node, now, wanted) = (NodeName::parse("a").unwrap(), service.now(), Bytes::gib(80));
+        let (before, long_after) = (Some(Bytes::gib(40)), now + Millis::seconds(600));
+        for (shown, seconds) in [(None, 0), (Some(Bytes::ZERO), 0), (Some(Bytes::gib(20)), 5)] {
+            let mut capacity = CapacityWriter::default();
+            capacity.is_due(&node, wanted, before, now);
+            for _ in 0..5 {
+                assert!(capacity.is_due(&node, wanted, before, long_after));
+                capacity.note(&service, &node, Ok(()));
+            }
+            assert!(!capacity.is_due(&node, wanted, before, now + Millis::seconds(59)));
+            let is_due = |after: &u64| capacity.is_due(&node, wanted, shown, now + Millis::seconds(*after));
+            assert_eq!((0..600).find(is_due), Some(seconds), "{shown:?}");
+        }
+    }
+
+    /// A watch may be silent for minutes.
     #[test]
     fn a_write_that_the_watch_does_not_show_is_repeated_ever_more_rarely() {
         let service = Service::with_stopped_clock(Policy::default());

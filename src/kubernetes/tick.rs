@@ -98,11 +98,13 @@ impl LedgerUpkeep {
 
     /// A previous leader or process may have refused every pending pod.
     fn suppose_refused(&self) {
-        // A copy that ends here: what is changed while there is one has to be copied.
-        let pods: Vec<PodUid> = self.service.ledger_to_read().may_be_refused().into_iter().collect();
+        let copy = self.service.ledger_to_read();
+        let (pods, then): (Vec<PodUid>, _) = (copy.may_be_refused().into_iter().collect(), copy.now());
+        // What is changed while there is a copy has to be copied.
+        drop(copy);
         let mut cluster = self.service.cluster();
         for some in pods.chunks(REFUSED_AT_ONCE) {
-            cluster.apply(MayBeRefused(some.to_vec()));
+            cluster.apply(MayBeRefused { pods: some.to_vec(), then });
             cluster.give_way();
         }
     }
@@ -190,20 +192,27 @@ mod tests {
             });
             serde_json::from_value(pod).unwrap()
         });
-        let waiting = json!({
-            "metadata": { "name": "waiting", "uid": "waiting" },
-            "spec": { "containers": [{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } } }] },
+        let more_than_one_part = 0..=REFUSED_AT_ONCE;
+        let waiting = more_than_one_part.clone().map(|nth| {
+            let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+            let pod = json!({
+                "metadata": { "name": format!("waiting-{nth}"), "uid": format!("waiting-{nth}") },
+                "spec": { "containers": [{ "name": "engine", "resources": resources }] },
+            });
+            serde_json::from_value(pod).unwrap()
         });
-        let pods: Vec<_> = pods.chain([serde_json::from_value(waiting).unwrap()]).collect();
+        let pods: Vec<_> = pods.chain(waiting).collect();
         upkeep.index.lock().reset_pods(&upkeep.service, &pods);
         upkeep.service.lead_from_the_start();
         let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
         let before = looked_at();
         upkeep.tick(upkeep.service.now());
         assert!(looked_at() - before < pods.len(), "{} pods", looked_at() - before);
-        let waiting = PodUid::parse("waiting").unwrap();
         let cluster = upkeep.service.cluster();
-        assert!(cluster.pod_state(&waiting).unwrap().waiting().unwrap().refused.is_some());
+        for nth in more_than_one_part {
+            let waiting = PodUid::parse(&format!("waiting-{nth}")).unwrap();
+            assert!(cluster.pod_state(&waiting).unwrap().refused().is_some(), "{waiting}");
+        }
     }
 
     #[tokio::test]

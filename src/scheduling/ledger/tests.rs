@@ -372,6 +372,32 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
 }
 
 #[test]
+fn what_this_process_offered_or_refused_since_is_not_supposed_to_be_refused() {
+    let mut ledger = ledger();
+    for name in ["offered", "refused", "before", "new"] {
+        ledger.wait(name, demand(40, Sharing::Shared, 0));
+    }
+    let snapshot = ledger.snapshot();
+    ledger.note_refused(&uid("before"), Some(snapshot.set_of(0..1)));
+    let then = START + Millis::seconds(1);
+    ledger.set_now(then);
+    let found = ledger.may_be_refused();
+    assert_eq!(found, ["offered", "refused", "before", "new"].map(uid).into());
+    let view = ledger.node(&node("n")).unwrap().clone();
+    ledger.offer(&uid("offered"), &view.name, &view.uuids(GpuSet::one(1)));
+    ledger.note_refused(&uid("refused"), Some(snapshot.set_of(0..1)));
+    found.iter().for_each(|uid| ledger.suppose_refused(uid, then));
+    let supposed = |name| {
+        let pod_state = ledger.pod_state(&uid(name)).unwrap();
+        pod_state.refused().map(|refused| refused.is_supposed)
+    };
+    assert_eq!(
+        ["offered", "refused", "before", "new"].map(supposed),
+        [None, Some(false), Some(true), Some(true)]
+    );
+}
+
+#[test]
 fn a_hold_is_free_when_its_last_victim_has_left() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));

@@ -145,16 +145,22 @@ impl Ledger {
         waiting.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// The pod counts as refused from now on, if it still may be.
-    pub(in crate::scheduling) fn suppose_refused(&mut self, uid: &PodUid) {
-        if self.pod_states.get(uid).is_some_and(may_be_refused) {
-            let at = self.now;
-            self.enter_refused(uid, |waiting| waiting.suppose_refused(at));
+    /// The pod counts as refused from now on, if it still may be and this process has not refused it since `then`.
+    pub(in crate::scheduling) fn suppose_refused(&mut self, uid: &PodUid, then: Moment) {
+        let is_known = |pod_state: &PodState| pod_state.refused().is_some_and(|refused| refused.at >= then);
+        if self.pod_states.get(uid).is_some_and(|pod_state| may_be_refused(pod_state) && !is_known(pod_state))
+        {
+            self.enter_supposed(uid);
         }
     }
 
     pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
-        self.may_be_refused().iter().for_each(|uid| self.suppose_refused(uid));
+        self.may_be_refused().iter().for_each(|uid| self.enter_supposed(uid));
+    }
+
+    fn enter_supposed(&mut self, uid: &PodUid) {
+        let at = self.now;
+        self.enter_refused(uid, |waiting| waiting.suppose_refused(at));
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by

@@ -61,7 +61,11 @@ pub struct AllMayBeRefused;
 /// A previous leader or process may have refused these pods, which [`Ledger::may_be_refused`] found in a copy. A request waits for
 /// a few of them and not for all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MayBeRefused(pub Vec<PodUid>);
+pub struct MayBeRefused {
+    pub pods: Vec<PodUid>,
+    /// The copy is of then: what this process has refused since stands.
+    pub then: Moment,
+}
 
 /// GPUs are kept for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,7 +190,7 @@ impl Change for MayBeRefused {
     type Output = ();
 
     fn apply_to(self, cluster: &mut Cluster) {
-        self.0.iter().for_each(|uid| cluster.ledger.suppose_refused(uid));
+        self.pods.iter().for_each(|uid| cluster.ledger.suppose_refused(uid, self.then));
     }
 }
 

@@ -200,7 +200,7 @@ impl World<'_> {
         }
         self.core.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let pods = self.core.cluster.may_be_refused().into_iter().collect();
-        self.core.apply(MayBeRefused(pods));
+        self.core.apply(MayBeRefused { pods, then: self.core.cluster.now() });
     }
 
     /// A new process takes over the reservation that the pod shows.
