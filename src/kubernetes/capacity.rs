@@ -400,6 +400,23 @@ mod tests {
     }
 
     #[test]
+    fn another_figure_in_the_watch_shortens_no_pause_but_that_after_a_write() {
+        let service = Service::with_stopped_clock(Policy::default());
+        let (node, now, wanted) = (NodeName::parse("a").unwrap(), service.now(), Bytes::gib(80));
+        let (before, after) = (Some(Bytes::gib(90)), Some(Bytes::gib(91)));
+        let at = |seconds| now + Millis::seconds(seconds);
+        let mut settling = CapacityWriter::default();
+        assert!(!settling.is_due(&node, wanted, before, at(0)));
+        let is_due = |seconds: &u64| settling.is_due(&node, wanted, after, at(*seconds));
+        assert_eq!((0..60).find(is_due), Some(10));
+        let mut failing = CapacityWriter::default();
+        failing.is_due(&node, wanted, before, at(0));
+        (0..7).for_each(|_| failing.note(&service, &node, Err("503".into())));
+        let is_due = |seconds: &u64| failing.is_due(&node, wanted, after, at(*seconds));
+        assert_eq!((0..600).find(is_due), Some(60));
+    }
+
+    #[test]
     fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
         let (wanted, advertised) = (Bytes::gib(80), None);
         let mut pending = PendingPatch { wanted, advertised, not_before: Moment(0), failures: 0, unshown: 0 };
