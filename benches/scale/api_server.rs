@@ -1,8 +1,8 @@
 //! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are
-//! asked for, so that it needs no memory for them and little time. Of what is written, it keeps the capacity of nodes and shows it; the
-//! rest is accepted and forgotten. Watches stay open; that of pods shows one that changes, as there always is one in a cluster of
-//! this size. `/bench/holder/LEASE/NAME` sets the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has had
-//! its holder; `/bench/label/VALUE` labels the first namespace.
+//! asked for, so that it needs no memory for them and little time. Of what is written, it keeps the capacity of nodes and shows it;
+//! the rest is accepted and forgotten. Watches stay open; that of pods shows one that changes, as there always is one in a cluster
+//! of this size. `/bench/holder/LEASE/NAME` sets the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has
+//! had its holder; `/bench/label/VALUE` labels the first namespace. `/bench/written/WHAT` counts what was written.
 
 use crate::cluster::{BenchCluster, NODE_VRAM, ObjectTemplate, node_place};
 use axum::body::{Body, Bytes};
@@ -51,7 +51,7 @@ struct ApiServer {
     written: Mutex<BTreeSet<String>>,
 }
 
-/// What was written to nodes.
+/// What was written to nodes, and who is told.
 #[derive(Default)]
 struct WrittenNodes {
     /// The VRAM that they advertise, by place.

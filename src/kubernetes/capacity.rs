@@ -211,9 +211,12 @@ impl CapacityWriter {
         if pending.wanted != wanted {
             *pending = fresh;
         } else if pending.advertised != advertised {
-            // The watch shows nodes, and something else has set the figure.
-            let soon = if says_nothing { now } else { now + SHOWS_WITHIN.first };
-            *pending = PendingPatch { not_before: pending.not_before.min(soon), ..fresh };
+            pending.advertised = advertised;
+            if pending.unshown > 0 && pending.failures == 0 {
+                // The last write landed, and something else has set the figure since.
+                let soon = if says_nothing { now } else { now + SHOWS_WITHIN.first };
+                *pending = PendingPatch { not_before: pending.not_before.min(soon), ..fresh };
+            }
         }
         now >= pending.not_before
     }

@@ -154,6 +154,7 @@ impl Ledger {
         }
     }
 
+    /// The same, of all pods and whatever this process has refused.
     pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
         self.may_be_refused().iter().for_each(|uid| self.enter_supposed(uid));
     }
