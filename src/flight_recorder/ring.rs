@@ -343,6 +343,25 @@ mod tests {
         assert_eq!(names(directory.path()), ["000000000000001-000", "000000000000002-000"]);
     }
 
+    /// What a clock that jumps forward by hours makes of segments that were written minutes ago.
+    #[test]
+    fn no_segment_goes_because_the_clock_was_set_forward() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = |seconds| RingLimits { bytes: 1000, age: Duration::from_secs(seconds) };
+        add(&mut Ring::open(directory.path(), limits(3600)).unwrap(), 0, 1);
+        let mut ring = Ring::open(directory.path(), limits(3600)).unwrap();
+        (1..4).for_each(|at| add(&mut ring, at, 1));
+        for segment in Ring::segments(directory.path()).unwrap() {
+            let file = OpenOptions::new().write(true).open(&segment.path).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(7200)).unwrap();
+        }
+        ring.tidy().unwrap();
+        assert_eq!(names(directory.path()).len(), 4);
+        ring.limits = limits(0);
+        ring.tidy().unwrap();
+        assert_eq!(names(directory.path()), ["000000000000003-000"], "their time passes all the same");
+    }
+
     #[test]
     fn two_services_do_not_record_to_one_directory() {
         let directory = tempfile::tempdir().unwrap();

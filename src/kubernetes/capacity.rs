@@ -419,6 +419,26 @@ mod tests {
         assert_eq!((0..600).find(is_due), Some(60));
     }
 
+    /// What is written was decided at the last look.
+    #[tokio::test(start_paused = true)]
+    async fn nodes_are_looked_at_again_soon_while_the_api_server_takes_long_for_each_write() {
+        let seconds_for = async |answer_takes: Duration| {
+            let server = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
+                tokio::time::sleep(answer_takes).await;
+                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(b"{}".to_vec())))
+            });
+            let nodes: Api<Node> = Api::all(Client::new(server, "default"));
+            let service = Service::with_stopped_clock(Policy::default());
+            service.lead_from_the_start();
+            let due = (0..5000).map(|at| (NodeName::parse(&format!("n{at}")).unwrap(), Bytes::gib(80)));
+            let begun = tokio::time::Instant::now();
+            CapacityWriter::default().write(&service, &nodes, due.collect(), Duration::from_secs(5)).await;
+            begun.elapsed().as_secs()
+        };
+        assert!(seconds_for(Duration::from_secs(1)).await <= 12);
+        assert!(seconds_for(Duration::from_secs(60)).await <= 16);
+    }
+
     #[test]
     fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
         let (wanted, advertised) = (Bytes::gib(80), None);

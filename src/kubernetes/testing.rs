@@ -19,6 +19,8 @@ pub struct Recorder {
     told: Mutex<Vec<PodEvent>>,
     /// The outcome of evictions by pod; those of all others succeed.
     pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
+    /// Happens while the condition of the next pod to be evicted is written.
+    pub while_marking: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// What a read of a pod shows; all others are gone.
     pub records: Mutex<BTreeMap<String, PodOnRecord>>,
     /// The next write of a pod's status completes when this is answered.
@@ -120,8 +122,14 @@ impl ControlPlane for Recorder {
         key: &'a PodKey,
         _: &'a PodUid,
         why: &'a EvictionReason,
-        _: &'a IsDue<'a>,
+        is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
+        if let Some(happens) = self.while_marking.lock().take() {
+            happens();
+        }
+        if !is_due() {
+            return Box::pin(std::future::ready(EvictionOutcome::CalledOff));
+        }
         self.write(key, &format!("evict {}", why.reason()));
         let outcome = self.evictions.lock().get(&*key.name).cloned().unwrap_or(EvictionOutcome::Evicted);
         Box::pin(std::future::ready(outcome))

@@ -15,7 +15,7 @@ use stowage::kubernetes::port::{
 use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
 use stowage::lab::demo::api_server::ApiServer;
 use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
-use stowage::scheduling::policy::Policy;
+use stowage::scheduling::policy::{Class, Policy, Protection};
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::service::Tenure;
@@ -220,6 +220,31 @@ async fn the_retry_after_of_the_api_server_is_passed_on() {
     leader.api.create("poddisruptionbudgets", uncounted).unwrap();
     let after = Some(Duration::from_secs(10));
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after });
+}
+
+/// It would add to the load that the API server refuses, and pass by a webhook that protects the pod.
+#[tokio::test]
+async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_is_throttled() {
+    let leader = Leader::start().await;
+    let uid = leader.running("victim");
+    let policy = Policy::default();
+    let ignoring = |class: &Class| Class { disruption_budgets: Protection::Ignore, ..class.clone() };
+    let classes = policy.classes().iter().map(ignoring).collect();
+    leader.service.set_policy(policy.with_classes(classes).unwrap());
+    for (fault, after) in
+        [(InjectedFault::TooMany, None), (InjectedFault::Throttles(7), Some(Duration::from_secs(7)))]
+    {
+        leader.api.faults().next(Operation::Eviction, 1, fault);
+        assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after });
+        assert!(!leader.is_leaving("victim"), "{fault:?}");
+    }
+    let budget = json!({
+        "metadata": { "name": "pdb", "namespace": "default" },
+        "spec": { "selector": { "matchLabels": { "app": "a" } } },
+        "status": { "disruptionsAllowed": 0 },
+    });
+    leader.api.create("poddisruptionbudgets", budget).unwrap();
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted, "that is what it ignores");
 }
 
 #[tokio::test]

@@ -126,6 +126,25 @@ mod tests {
     }
 
     #[test]
+    fn a_throttled_eviction_is_not_one_that_a_budget_refuses() {
+        let refused = |details: serde_json::Value| -> ApiFailure {
+            let mut status = Status::failure("no", "TooManyRequests").with_code(429);
+            status.details = Some(serde_json::from_value(details).unwrap());
+            kube::Error::Api(Box::new(status)).into()
+        };
+        let of_a_budget = [serde_json::json!({ "reason": "DisruptionBudget", "message": "none left" })];
+        assert!(refused(serde_json::json!({ "causes": of_a_budget })).is_of_budgets());
+        // API Priority and Fairness, and an admission webhook that moves the pod instead.
+        let of_a_webhook = [serde_json::json!({ "reason": "Migrating", "message": "it is moved" })];
+        for details in
+            [serde_json::json!({ "retryAfterSeconds": 1 }), serde_json::json!({ "causes": of_a_webhook })]
+        {
+            assert!(!refused(details.clone()).is_of_budgets(), "{details}");
+        }
+        assert!(!answered(429).is_of_budgets());
+    }
+
+    #[test]
     fn only_what_says_that_nothing_was_written_counts_as_refused() {
         let outcome = |code| match answered(code).into() {
             BindOutcome::Written => "written",

@@ -6,6 +6,7 @@ use crate::kubernetes::testing::Recorder;
 use crate::scheduling::audit::conflicts::GpuConflictKind;
 use crate::scheduling::policy::Policy;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,7 +41,7 @@ fn pod(name: &str, phase: &str) -> Pod {
 struct AuditFixture {
     audit: ConflictAudit,
     recorder: Arc<Recorder>,
-    index: ClusterIndex,
+    index: Arc<Mutex<ClusterIndex>>,
     now: Moment,
 }
 
@@ -53,7 +54,8 @@ impl AuditFixture {
         service.set_synced_in(0, 0);
         let recorder = Arc::new(Recorder::default());
         let now = service.now();
-        Self { audit: ConflictAudit::new(service, recorder.clone()), recorder, index, now }
+        let (audit, index) = (ConflictAudit::new(service, recorder.clone()), Arc::new(Mutex::new(index)));
+        Self { audit, recorder, index, now }
     }
 
     fn lead(&self) {
@@ -61,7 +63,7 @@ impl AuditFixture {
     }
 
     fn show(&mut self, name: &str, phase: &str) {
-        self.index.apply_pod(&self.audit.service, &pod(name, phase));
+        self.index.lock().apply_pod(&self.audit.service, &pod(name, phase));
         let record = PodOnRecord {
             uid: PodUid::parse(name).unwrap(),
             node: Some(NodeName::parse("n").unwrap()),
@@ -267,8 +269,35 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
         panic!("in the middle of a change");
     }));
     assert!(panicked.is_err());
-    bench.index.reset_nodes(&bench.audit.service, &[node()]);
-    bench.index.reset_pods(&bench.audit.service, &[pod("a", "Running")]);
+    let mut index = bench.index.lock();
+    index.reset_nodes(&bench.audit.service, &[node()]);
+    index.reset_pods(&bench.audit.service, &[pod("a", "Running")]);
+    drop(index);
     bench.looks(5).await;
     assert_eq!(count(&bench), 0);
+}
+
+/// The API server may take long, and a second write follows a conflicting one.
+#[tokio::test]
+async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_is_written() {
+    type Happens = fn(&Service, &mut ClusterIndex);
+    let reports: Happens = |service, _| drop(service.set_policy(policy_with(ConflictRule::Report)));
+    let in_shadow: Happens = |service, _| {
+        let mut policy = policy_with(ConflictRule::EvictUnstarted);
+        policy.mode = Mode::Shadow;
+        service.set_policy(policy);
+    };
+    let starts: Happens = |service, index| drop(index.apply_pod(service, &pod("b", "Running")));
+    for (at, change) in [reports, in_shadow, starts].into_iter().enumerate() {
+        let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+        bench.lead();
+        bench.show("a", "Running");
+        bench.show("b", "Pending");
+        let (service, index) = (bench.audit.service.clone(), bench.index.clone());
+        let happens = move || change(&service, &mut index.lock());
+        *bench.recorder.while_marking.lock() = Some(Box::new(happens));
+        bench.looks(5).await;
+        assert!(bench.recorder.written().is_empty(), "{at}");
+        assert_eq!(bench.evictions("later"), 1, "{at}");
+    }
 }

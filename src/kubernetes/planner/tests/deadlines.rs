@@ -3,7 +3,7 @@
 use super::super::write::{PlannerWrite, StatusPurpose};
 use super::*;
 use crate::ids::{GpuUuid, NodeName, PodKey};
-use crate::kubernetes::port::StatusChange;
+use crate::kubernetes::port::{PlanState, StatusChange};
 use crate::scheduling::verbs::bind::BindAsked;
 use crate::scheduling::verbs::binding::BindingFailed;
 use crate::scheduling::verbs::wait::{ReleaseReservation, Reserve};
@@ -174,6 +174,18 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     assert!(!is_sent(&bench, &Reservation { victims: [].into(), ..reservation.clone() }));
     bench.pass(61);
     assert!(!is_sent(&bench, &reservation));
+}
+
+#[tokio::test]
+async fn the_gate_of_a_pod_that_has_a_reservation_by_now_is_not_given_up() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    let change = StatusChange::plan(PlanState::GateRemoved { why: "it waits too long".into() });
+    let release = write("serving", change, StatusPurpose::Release);
+    assert!(release.clone().begin(&bench.service.cluster()).is_some());
+    hold_as_the_verb_does(&bench, "serving", "job");
+    assert_eq!(release.begin(&bench.service.cluster()), None);
 }
 
 #[tokio::test]
