@@ -1,11 +1,12 @@
 //! The directory of a recording: segments in files whose names tell their order, and the oldest go first.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tracing::warn;
 
 /// The end of a segment's name.
@@ -17,7 +18,7 @@ const LOCK: &str = ".lock";
 /// How much is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Of all segments together, but for the one that is being written.
+    /// Of all segments together, but for the one that is being written and the one before it.
     pub bytes: u64,
     pub age: Duration,
 }
@@ -55,10 +56,10 @@ pub trait Segments: Send {
     /// Brings a finished segment to the disk.
     fn finish(&mut self, segment: &Self::Segment) -> io::Result<()>;
 
-    /// Removes the oldest segments beyond the limits, never the latest.
+    /// Removes the oldest segments beyond the limits, never the latest. Called before a new one is begun.
     fn tidy(&mut self) -> io::Result<()>;
 
-    /// A segment is not longer than this.
+    /// A segment ends once it has grown by this since its checkpoint.
     fn segment_bytes(&self) -> u64;
 
     /// Where that is, for the log.
@@ -72,6 +73,8 @@ pub struct Ring {
     limits: RingLimits,
     /// The segment that was begun last.
     latest: Option<PathBuf>,
+    /// How old segments were at some moment. From there on their time passes whatever the wall clock does.
+    ages: BTreeMap<PathBuf, (Duration, Instant)>,
     /// Locked as long as this records there; none where that is not possible.
     lock: Option<File>,
 }
@@ -94,7 +97,8 @@ impl Ring {
             false => bad(why),
         })?;
         let lock = lock(directory)?;
-        let mut ring = Self { directory: directory.to_owned(), limits, latest: None, lock };
+        let mut ring =
+            Self { directory: directory.to_owned(), limits, latest: None, ages: BTreeMap::new(), lock };
         // What is beyond the limits may be what fills the disk.
         let tidied = ring.tidy();
         ring.lock_once_there_is_room()?;
@@ -132,6 +136,13 @@ impl Ring {
         Ok(())
     }
 
+    /// By the wall clock only where nothing else is known: of a segment that is seen for the first time.
+    fn age(&mut self, segment: &SegmentFile) -> Duration {
+        let seen = || (SystemTime::now().duration_since(segment.written).unwrap_or_default(), Instant::now());
+        let (age, at) = *self.ages.entry(segment.path.clone()).or_insert_with(seen);
+        age + at.elapsed()
+    }
+
     /// The segments of a directory, oldest first.
     pub fn segments(directory: &Path) -> io::Result<Vec<SegmentFile>> {
         let mut found = Vec::new();
@@ -164,7 +175,8 @@ impl Segments for Ring {
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
-                    self.latest = opened.is_ok().then_some(path);
+                    let ended = std::mem::replace(&mut self.latest, opened.is_ok().then_some(path));
+                    self.ages.extend(ended.map(|ended| (ended, (Duration::ZERO, Instant::now()))));
                     return opened;
                 }
             }
@@ -193,11 +205,11 @@ impl Segments for Ring {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             segments => segments?,
         };
-        let Some((_, older)) = segments.split_last() else { return Ok(()) };
-        let (now, mut kept) = (SystemTime::now(), 0);
-        for segment in older.iter().rev() {
+        self.ages.retain(|path, _| segments.iter().any(|segment| segment.path == *path));
+        let ages: Vec<Duration> = segments.iter().map(|segment| self.age(segment)).collect();
+        let mut kept = 0;
+        for (segment, age) in segments.iter().zip(ages).rev().skip(1) {
             kept += segment.bytes;
-            let age = now.duration_since(segment.written).unwrap_or_default();
             if kept > self.limits.bytes || age > self.limits.age {
                 match fs::remove_file(&segment.path) {
                     // Someone else has removed it since.
@@ -332,14 +344,16 @@ mod tests {
     }
 
     #[test]
-    fn segments_beyond_the_age_go() {
+    fn segments_of_an_earlier_run_beyond_the_age_go() {
         let directory = tempfile::tempdir().unwrap();
-        let mut ring = ring(directory.path(), 1000, Duration::from_secs(60));
-        (0..3).for_each(|at| add(&mut ring, at, 1));
+        let opened = || ring(directory.path(), 1000, Duration::from_secs(60));
+        let mut before = opened();
+        (0..3).for_each(|at| add(&mut before, at, 1));
+        drop(before);
         let old =
             OpenOptions::new().write(true).open(&Ring::segments(directory.path()).unwrap()[0].path).unwrap();
         old.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
-        ring.tidy().unwrap();
+        drop(opened());
         assert_eq!(names(directory.path()), ["000000000000001-000", "000000000000002-000"]);
     }
 
@@ -347,9 +361,9 @@ mod tests {
     #[test]
     fn no_segment_goes_because_the_clock_was_set_forward() {
         let directory = tempfile::tempdir().unwrap();
-        let limits = |seconds| RingLimits { bytes: 1000, age: Duration::from_secs(seconds) };
-        add(&mut Ring::open(directory.path(), limits(3600)).unwrap(), 0, 1);
-        let mut ring = Ring::open(directory.path(), limits(3600)).unwrap();
+        let opened = || ring(directory.path(), 1000, Duration::from_secs(3600));
+        add(&mut opened(), 0, 1);
+        let mut ring = opened();
         (1..4).for_each(|at| add(&mut ring, at, 1));
         for segment in Ring::segments(directory.path()).unwrap() {
             let file = OpenOptions::new().write(true).open(&segment.path).unwrap();
@@ -357,7 +371,7 @@ mod tests {
         }
         ring.tidy().unwrap();
         assert_eq!(names(directory.path()).len(), 4);
-        ring.limits = limits(0);
+        ring.limits.age = Duration::ZERO;
         ring.tidy().unwrap();
         assert_eq!(names(directory.path()), ["000000000000003-000"], "their time passes all the same");
     }

@@ -38,6 +38,9 @@ const PAUSES: Backoff = Backoff { first: Millis::seconds(1), longest: Millis::se
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
 /// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
 const WRITES: usize = 8;
+/// How long writes begin before all that is still to be written is looked at again: what was decided earlier may be below what is
+/// bound by now.
+const WRITES_FOR: Duration = Duration::from_secs(5);
 
 /// Runs until it is dropped.
 pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<ClusterIndex>>, times: WriteTimes) {
@@ -129,6 +132,11 @@ struct PendingPatch {
 }
 
 impl PendingPatch {
+    /// Pods wait for the figure.
+    fn is_urgent(&self) -> bool {
+        advertises_nothing(self.advertised)
+    }
+
     /// Notes a write; answers the pause before the next one.
     fn pause_after(&mut self, is_written: bool) -> Millis {
         if is_written {
@@ -143,7 +151,7 @@ impl PendingPatch {
 }
 
 impl CapacityWriter {
-    /// The figures to write now.
+    /// The figures to write now, the most urgent first.
     fn look(
         &mut self,
         service: &Service,
@@ -173,6 +181,7 @@ impl CapacityWriter {
             }
         }
         self.looked_at = Some(ledger.nodes_now());
+        due.sort_by_key(|(name, _)| !self.pending[name].is_urgent());
         due
     }
 
@@ -199,7 +208,7 @@ impl CapacityWriter {
     }
 
     fn is_due(&mut self, name: &NodeName, wanted: Bytes, advertised: Option<Bytes>, now: Moment) -> bool {
-        let says_nothing = advertised.is_none_or(|advertised| advertised == Bytes::ZERO);
+        let says_nothing = advertises_nothing(advertised);
         let fresh = PendingPatch {
             wanted,
             advertised,
@@ -239,7 +248,8 @@ impl CapacityWriter {
         due: Vec<(NodeName, Bytes)>,
         limit: Duration,
     ) {
-        let writes = futures::stream::iter(due).map(async |(name, wanted)| {
+        let due = futures::stream::iter(due).take_until(tokio::time::sleep(WRITES_FOR));
+        let writes = due.map(async |(name, wanted)| {
             let written = patch(service, nodes, &name, wanted, limit).await;
             (name, written)
         });
@@ -260,6 +270,10 @@ impl CapacityWriter {
             pending.not_before = now + pending.pause_after(outcome.is_ok());
         }
     }
+}
+
+fn advertises_nothing(advertised: Option<Bytes>) -> bool {
+    advertised.is_none_or(|advertised| advertised == Bytes::ZERO)
 }
 
 fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
@@ -417,6 +431,31 @@ mod tests {
         (0..7).for_each(|_| failing.note(&service, &node, Err("503".into())));
         let is_due = |seconds: &u64| failing.is_due(&node, wanted, after, at(*seconds));
         assert_eq!((0..600).find(is_due), Some(60));
+    }
+
+    #[test]
+    fn a_node_that_advertises_nothing_is_written_before_those_that_advertise_another_figure() {
+        let node = |name: &str, capacity: serde_json::Value| -> Node {
+            let labels = serde_json::json!({
+                "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+            });
+            let metadata = serde_json::json!({ "name": name, "labels": labels });
+            let node = serde_json::json!({ "metadata": metadata, "status": { "capacity": capacity } });
+            serde_json::from_value(node).unwrap()
+        };
+        let other = || serde_json::json!({ VRAM: "40Gi" });
+        let nodes =
+            [node("a", other()), node("b", other()), node("c", serde_json::json!({})), node("d", other())];
+        let service = Service::with_stopped_clock(Policy::default());
+        let mut index = ClusterIndex::default();
+        index.reset_nodes(&service, &nodes);
+        let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
+        let mut due = |now| {
+            let due = capacity.look(&service, &index, now).into_iter().map(|(name, _)| name.to_string());
+            due.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(due(service.now()), "c");
+        assert_eq!(due(service.now() + SETTLED_AFTER), "c a b d");
     }
 
     /// What is written was decided at the last look.

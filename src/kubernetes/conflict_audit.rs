@@ -6,7 +6,8 @@
 //! held.
 
 use super::port::{
-    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue, PodEvent, PodEventReason,
+    PodOnRecord,
 };
 use super::retry::{Backoff, RetryState};
 use crate::ids::{NodeName, PodUid};
@@ -155,11 +156,7 @@ impl ConflictAudit {
     }
 
     fn remedy(&mut self, now: Moment) {
-        let policy = self.service.cluster().policy().clone();
-        if policy.mode == Mode::Shadow || policy.conflicts != ConflictRule::EvictUnstarted {
-            return self.forget_evictions();
-        }
-        let victims = self.service.conflicts().victims(now);
+        let victims = victims(&self.service, now);
         let still: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
         self.tries.retain(|uid, _| still.contains(uid));
         self.limited.retain(|uid| still.contains(uid));
@@ -200,9 +197,11 @@ impl ConflictAudit {
         self.limited.remove(&victim.uid);
         // No second eviction of this pod starts before the first is answered, or broke off long ago.
         self.tries.entry(victim.uid.clone()).or_default().done(now + PAUSES.longest);
-        let control_plane = self.control_plane.clone();
+        let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
         self.evictions.spawn(async move {
-            let outcome = evict(&*control_plane, &victim).await;
+            // The reads are the latest that is known of both pods, but the victim's condition is written after them.
+            let is_victim = || victims(&service, now).iter().any(|other| other.uid == victim.uid);
+            let outcome = evict(&*control_plane, &victim, &is_victim).await;
             (victim, outcome)
         });
     }
@@ -229,14 +228,23 @@ impl ConflictAudit {
     }
 }
 
+/// The pods that the policy has evicted for a conflict.
+fn victims(service: &Service, now: Moment) -> Vec<ConflictVictim> {
+    let policy = service.cluster().policy().clone();
+    let evicts = policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
+    if evicts { service.conflicts().victims(now) } else { Vec::new() }
+}
+
 /// Reads both pods first, past every cache: a watch that died silently shows an old state.
-async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
+async fn evict(
+    control_plane: &dyn ControlPlane,
+    victim: &ConflictVictim,
+    is_victim: &IsDue<'_>,
+) -> AuditEvictionOutcome {
     match is_due(control_plane, victim).await {
         Ok(true) => {
             let why = EvictionReason::Conflict { with: victim.stays.clone(), gpu: victim.gpu.clone() };
-            // The reads are the latest that is known of both pods.
-            let is_due = || true;
-            AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why, &is_due).await)
+            AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why, is_victim).await)
         }
         Ok(false) | Err(ControlPlaneError::Gone) => AuditEvictionOutcome::Over,
         Err(error) => AuditEvictionOutcome::Unread(error.to_string()),

@@ -1,5 +1,5 @@
 //! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times has one Event. Kinds that are
-//! new each time ([`PodEventReason::repeats`]) are recorded each time.
+//! new each time ([`PodEventReason::is_new_each_time`]) are recorded each time.
 //!
 //! [`EventRecorder`] accepts Events without waiting; [`publish`] is the task that writes them. Nothing here decides anything,
 //! and a slow API server loses only Events.
@@ -56,15 +56,16 @@ impl EventRecorder {
         let (uid, kind) = (notice.uid.clone(), notice.kind);
         let now = self.service.now();
         let mut told = self.told.lock();
-        if kind.repeats() && told.is_told(&uid, kind, now) {
+        let is_new = kind.is_new_each_time();
+        if !is_new && told.is_told(&uid, kind, now) {
             return count(&self.service, kind, "suppressed");
         }
-        if kind.repeats() && told.is_full(kind) {
+        if !is_new && told.is_full(kind) {
             return count(&self.service, kind, "dropped");
         }
         // What finds no place was not told.
         let Ok(place) = self.queue.try_reserve() else { return count(&self.service, kind, "dropped") };
-        if kind.repeats() {
+        if !is_new {
             told.note(uid, kind, now);
         }
         place.send(notice);

@@ -70,6 +70,8 @@ pub struct Reader<R> {
     /// Text that was not taken yet, from `taken` on.
     text: Vec<u8>,
     taken: usize,
+    /// Up to here `text` is known to have no end of a line after `taken`: an entry may be a thousand frames long.
+    searched: usize,
     /// The next line is a segment's header.
     at_header: bool,
     reports: LatestReports,
@@ -91,6 +93,7 @@ impl<R: Read> Reader<R> {
             frame_at: 0,
             text: Vec::new(),
             taken: 0,
+            searched: 0,
             at_header: false,
             reports: LatestReports::default(),
             is_over: false,
@@ -121,12 +124,14 @@ impl<R: Read> Reader<R> {
 
     fn read_line(&mut self) -> Result<Option<RawPart>, ReadError> {
         loop {
-            if let Some(end) = memchr::memchr(b'\n', &self.text[self.taken..]) {
-                let line = self.taken..self.taken + end;
+            if let Some(end) = memchr::memchr(b'\n', &self.text[self.searched..]) {
+                let line = self.taken..self.searched + end;
                 self.taken = line.end + 1;
+                self.searched = self.taken;
                 return self.line(line).map(Some);
             }
             self.text.drain(..std::mem::take(&mut self.taken));
+            self.searched = self.text.len();
             if self.text.len() > self.most_entry_bytes {
                 return Err(self.unreadable("it is longer than any entry is"));
             }
@@ -165,7 +170,8 @@ impl<R: Read> Reader<R> {
                 return Err(ReadError::OtherFormat { at: self.frame_at, found });
             }
             // An entry that a crash left unfinished ends with its segment.
-            (self.text, self.at_header, self.reports) = (Vec::new(), true, LatestReports::default());
+            (self.text, self.searched) = (Vec::new(), 0);
+            (self.at_header, self.reports) = (true, LatestReports::default());
             return Ok(true);
         }
         if self.frame_at == 0 {

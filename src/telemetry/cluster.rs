@@ -86,7 +86,11 @@ pub fn leading(families: &mut Families) -> IntGauge {
 }
 
 pub fn synced(families: &mut Families) -> IntGauge {
-    families.gauge("stowage_synced", "1 once the watches have synced, 0 while the API server is unreachable.")
+    families.gauge(
+        "stowage_synced",
+        "1 once the watches have synced, 0 while the API server is unreachable, and while a replica that takes over lists the \
+         cluster again.",
+    )
 }
 
 pub fn refused_watches(families: &mut Families) -> IntGaugeVec {

@@ -120,7 +120,9 @@ impl ApiControlPlane {
         let ApiFailure { why, message } = failure;
         match why {
             FailureCause::Gone => EvictionOutcome::Gone,
-            FailureCause::TooMany { after } => EvictionOutcome::TryLater { after },
+            FailureCause::TooMany { after } | FailureCause::Budget { after } => {
+                EvictionOutcome::TryLater { after }
+            }
             FailureCause::Refused | FailureCause::SeveralBudgets => EvictionOutcome::Refused { message },
             FailureCause::Unknown => EvictionOutcome::Unknown { message },
             // Another UID, or too many writes of the pod at the same time.

@@ -2,6 +2,7 @@
 
 use crate::kubernetes::port::{BindOutcome, ControlPlaneError};
 use kube::core::Status;
+use kube::core::response::StatusCause;
 use std::time::Duration;
 
 /// A request that failed, or whose result is unknown.
@@ -19,6 +20,8 @@ pub enum FailureCause {
     Conflict,
     /// 429, and how long to wait, if the answer says so.
     TooMany { after: Option<Duration> },
+    /// The same, because a disruption budget refuses an eviction.
+    Budget { after: Option<Duration> },
     /// An eviction of a pod that several disruption budgets cover: the API server refuses it, whatever they allow, with a 500.
     SeveralBudgets,
     /// Nothing was written: it was refused, or never sent.
@@ -37,7 +40,7 @@ impl ApiFailure {
 
     /// Disruption budgets refuse an eviction.
     pub fn is_of_budgets(&self) -> bool {
-        matches!(self.why, FailureCause::TooMany { .. } | FailureCause::SeveralBudgets)
+        matches!(self.why, FailureCause::Budget { .. } | FailureCause::SeveralBudgets)
     }
 }
 
@@ -50,6 +53,10 @@ impl From<kube::Error> for ApiFailure {
 /// In the API server's answer to an eviction (`registry/core/pod/storage/eviction.go`).
 const SEVERAL_BUDGETS: &str = "more than one PodDisruptionBudget";
 
+/// The cause that the API server names where a budget refuses (`DisruptionBudgetCause` of `policy/v1`). API Priority and Fairness
+/// and admission webhooks answer 429 without it.
+const BUDGET_CAUSE: &str = "DisruptionBudget";
+
 /// An answer that leaves it open is unknown, and has to be read.
 fn why(error: &kube::Error) -> FailureCause {
     match error {
@@ -58,7 +65,9 @@ fn why(error: &kube::Error) -> FailureCause {
             409 => FailureCause::Conflict,
             429 => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-                FailureCause::TooMany { after: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
+                let after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+                let is_of_budget = causes(status).any(|cause| cause.reason == BUDGET_CAUSE);
+                if is_of_budget { FailureCause::Budget { after } } else { FailureCause::TooMany { after } }
             }
             // An overloaded server or a proxy in front of it answers this, whatever happened to the request.
             408 => FailureCause::Unknown,
@@ -75,8 +84,11 @@ fn why(error: &kube::Error) -> FailureCause {
 
 /// A patch cannot change a UID, so it is refused if it names another UID than the pod has.
 fn is_about_uid(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| cause.field == "metadata.uid")
+    causes(status).any(|cause| cause.field == "metadata.uid")
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &StatusCause> {
+    status.details.iter().flat_map(|details| &details.causes)
 }
 
 impl From<ApiFailure> for BindOutcome {
@@ -87,7 +99,9 @@ impl From<ApiFailure> for BindOutcome {
                 Self::Refused { message }
             }
             // A proxy may answer this after it has passed the request on, and a Binding must not be repeated without a read.
-            FailureCause::TooMany { .. } | FailureCause::Unknown => Self::Unknown { message },
+            FailureCause::TooMany { .. } | FailureCause::Budget { .. } | FailureCause::Unknown => {
+                Self::Unknown { message }
+            }
         }
     }
 }
@@ -97,9 +111,10 @@ impl From<ApiFailure> for ControlPlaneError {
         match why {
             FailureCause::Gone => Self::Gone,
             FailureCause::Refused | FailureCause::SeveralBudgets => Self::Refused(message),
-            FailureCause::Conflict | FailureCause::TooMany { .. } | FailureCause::Unknown => {
-                Self::Unknown(message)
-            }
+            FailureCause::Conflict
+            | FailureCause::TooMany { .. }
+            | FailureCause::Budget { .. }
+            | FailureCause::Unknown => Self::Unknown(message),
         }
     }
 }

@@ -209,6 +209,8 @@ impl StatusPurpose {
                 ledger.wake_status(uid).and_then(|wake| answer(&wake)).as_ref() == Some(said)
             }
             Self::ShowReservation => reservation().is_some(),
+            // A run may have found a placement since.
+            Self::Release => reservation().is_none(),
             Self::CancelEviction => !ledger.is_leaving(uid),
             _ => true,
         }

@@ -18,8 +18,8 @@ use tokio::task::{Id, JoinSet};
 const AT_ONCE: usize = 32;
 /// Of those, writes that can wait: an eviction or a nomination finds a place beside any number of explanations of other pods.
 const CAN_WAIT_AT_ONCE: usize = 24;
-/// Limit of writes in progress and queued. Beyond it only writes that a reservation needs are added: a pending pod's condition
-/// can wait.
+/// Limit of pods with a write in progress or waiting for its turn. Beyond it only writes that a reservation needs are added: a
+/// pending pod's condition can wait.
 const MANY: usize = 1024;
 
 pub struct Writes {
@@ -85,7 +85,7 @@ impl Writes {
         }
     }
 
-    /// Drops all writes that have not begun.
+    /// Drops all writes that wait for another one of their pod.
     pub fn forget_what_is_to_come(&mut self) {
         self.next.values_mut().for_each(VecDeque::clear);
     }

@@ -248,9 +248,9 @@ impl PodEventReason {
         !matches!(self, Self::Reserved | Self::PolicyApplied | Self::EvictionLimit)
     }
 
-    /// Whether Events of this kind may repeat. Each change of a policy is a new Event.
-    pub fn repeats(self) -> bool {
-        !matches!(self, Self::PolicyApplied | Self::PolicyRejected)
+    /// Whether each Event of this kind has something new to say: each change of a policy does.
+    pub fn is_new_each_time(self) -> bool {
+        matches!(self, Self::PolicyApplied | Self::PolicyRejected)
     }
 }
 
