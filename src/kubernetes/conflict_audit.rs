@@ -307,13 +307,8 @@ fn log(look: &AuditRound) {
 /// As a label of metrics.
 fn code(outcome: &AuditEvictionOutcome) -> &'static str {
     match outcome {
-        AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) => "written",
-        AuditEvictionOutcome::Tried(EvictionOutcome::Gone) => "gone",
-        AuditEvictionOutcome::Tried(EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff) => "later",
-        AuditEvictionOutcome::Tried(EvictionOutcome::Refused { .. }) => "refused",
-        AuditEvictionOutcome::Tried(EvictionOutcome::Unknown { .. }) | AuditEvictionOutcome::Unread(_) => {
-            "unknown"
-        }
+        AuditEvictionOutcome::Tried(outcome) => outcome.code(),
+        AuditEvictionOutcome::Unread(_) => "unknown",
         AuditEvictionOutcome::RateLimited => "rate-limited",
         AuditEvictionOutcome::Over => "over",
     }

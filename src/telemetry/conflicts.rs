@@ -16,7 +16,8 @@ pub struct ConflictMetrics {
 }
 
 /// Outcomes of an eviction, as labels.
-pub const OUTCOMES: [&str; 7] = ["written", "gone", "later", "refused", "unknown", "rate-limited", "over"];
+pub const OUTCOMES: [&str; 8] =
+    ["written", "gone", "later", "called-off", "refused", "unknown", "rate-limited", "over"];
 
 impl ConflictMetrics {
     pub(super) fn new(families: &mut Families) -> Self {

@@ -15,7 +15,8 @@ pub struct LendingMetrics {
 }
 
 /// Outcomes of an eviction, as labels.
-pub const EVICTION_OUTCOMES: [&str; 6] = ["written", "gone", "later", "refused", "unknown", "rate-limited"];
+pub const EVICTION_OUTCOMES: [&str; 7] =
+    ["written", "gone", "later", "called-off", "refused", "unknown", "rate-limited"];
 
 impl LendingMetrics {
     pub(super) fn new(families: &mut Families) -> Self {

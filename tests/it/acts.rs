@@ -16,6 +16,7 @@ use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
 use stowage::lab::demo::api_server::ApiServer;
 use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::scheduling::policy::{Class, Policy, Protection};
+use stowage::scheduling::verbs::observe::PodObserved;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::service::Tenure;
@@ -74,6 +75,15 @@ impl Leader {
         let status = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
         self.api.patch_status(&path, &json!({ "status": status })).unwrap();
         uid
+    }
+
+    /// As the watch shows it.
+    fn observe(&self, name: &str) {
+        let mut pod = Value::clone(&self.pod(name));
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
+        let pod = serde_json::from_value(pod).unwrap();
+        let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
+        self.service.cluster().apply(PodObserved(seen.expect("it is bound")));
     }
 
     fn pod(&self, name: &str) -> Arc<Value> {
@@ -227,6 +237,7 @@ async fn the_retry_after_of_the_api_server_is_passed_on() {
 async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_is_throttled() {
     let leader = Leader::start().await;
     let uid = leader.running("victim");
+    leader.observe("victim");
     let policy = Policy::default();
     let ignoring = |class: &Class| Class { disruption_budgets: Protection::Ignore, ..class.clone() };
     let classes = policy.classes().iter().map(ignoring).collect();

@@ -1,6 +1,7 @@
 //! Classifies the API server's error to a write: whether it was written, and why not.
 
 use crate::kubernetes::port::{BindOutcome, ControlPlaneError};
+use crate::kubernetes::request::ApiRequestError;
 use kube::core::Status;
 use kube::core::response::StatusCause;
 use std::time::Duration;
@@ -31,16 +32,18 @@ pub enum FailureCause {
 }
 
 impl ApiFailure {
-    pub fn too_late(limit: Duration) -> Self {
-        Self {
-            why: FailureCause::Unknown,
-            message: format!("the API server did not answer within {limit:?}"),
-        }
-    }
-
     /// Disruption budgets refuse an eviction.
     pub fn is_of_budgets(&self) -> bool {
         matches!(self.why, FailureCause::Budget { .. } | FailureCause::SeveralBudgets)
+    }
+}
+
+impl From<ApiRequestError> for ApiFailure {
+    fn from(error: ApiRequestError) -> Self {
+        match error {
+            ApiRequestError::Failed(error) => (*error).into(),
+            ApiRequestError::TimedOut(_) => Self { why: FailureCause::Unknown, message: error.to_string() },
+        }
     }
 }
 

@@ -232,10 +232,7 @@ impl ControlPlane for ApiControlPlane {
 }
 
 async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
-    match tokio::time::timeout(limit, request).await {
-        Ok(answer) => answer.map_err(ApiFailure::from),
-        Err(_) => Err(ApiFailure::too_late(limit)),
-    }
+    super::request::within(limit, request).await.map_err(ApiFailure::from)
 }
 
 fn post() -> PostParams {

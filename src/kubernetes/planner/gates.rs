@@ -50,7 +50,7 @@ impl Planner {
             Ok(()) | Err(ControlPlaneError::Gone) => {}
             Err(error) => {
                 warn!(pod = %key, %error, "could not lift the gate of a nominated pod");
-                if let Some(progress) = self.progress_of(uid, reservation) {
+                if let Some(progress) = self.progress_toward(uid, reservation) {
                     progress.nominate_soon(now);
                 }
             }

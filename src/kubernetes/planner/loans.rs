@@ -103,16 +103,12 @@ impl Planner {
         outcome: EvictionOutcome,
         now: Moment,
     ) {
-        let (code, has_failed) = match &outcome {
-            EvictionOutcome::Evicted => ("written", false),
-            EvictionOutcome::Gone => ("gone", false),
-            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff => ("later", true),
-            EvictionOutcome::Refused { .. } => ("refused", true),
-            EvictionOutcome::Unknown { .. } => ("unknown", false),
-        };
-        self.count_loan_eviction(code);
+        self.count_loan_eviction(outcome.code());
         let end = self.loans.evictions.entry(uid.clone()).or_default();
-        end.has_failed = has_failed;
+        end.has_failed = matches!(
+            outcome,
+            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff | EvictionOutcome::Refused { .. }
+        );
         // One that is refused is tried again after the longest pause.
         let _ = tried(&mut end.attempt, key, outcome, now, PAUSES);
     }

@@ -38,7 +38,7 @@ impl Planner {
                 purpose: StatusPurpose::Reserve { reservation } | StatusPurpose::Nominate { reservation, .. },
                 ..
             } => {
-                if let Some(progress) = self.progress_of(uid, reservation) {
+                if let Some(progress) = self.progress_toward(uid, reservation) {
                     progress.end_write();
                 }
             }
@@ -105,8 +105,8 @@ impl Planner {
         }
     }
 
-    /// The progress of this reservation. The pod may have another one by now, of which the write's answer says nothing.
-    pub(super) fn progress_of(
+    /// Progress toward this reservation. The pod may have another one by now, of which the write's answer says nothing.
+    pub(super) fn progress_toward(
         &mut self,
         uid: &PodUid,
         reservation: &Reservation,
@@ -143,7 +143,7 @@ impl Planner {
         now: Moment,
     ) {
         let is_shown = self.service.cluster().shows_reservation(uid, reservation);
-        let Some(progress) = self.progress_of(uid, reservation) else { return };
+        let Some(progress) = self.progress_toward(uid, reservation) else { return };
         progress.end_write();
         match written {
             Ok(()) => progress.is_written = true,
@@ -192,7 +192,7 @@ impl Planner {
         is_gated: bool,
         now: Moment,
     ) {
-        let Some(progress) = self.progress_of(uid, reservation) else { return };
+        let Some(progress) = self.progress_toward(uid, reservation) else { return };
         progress.note_nominated(now, written.is_ok(), is_gated);
         match written {
             // The watch may have been faster than the answer.
@@ -207,7 +207,7 @@ impl Planner {
     fn give_up(&mut self, uid: &PodUid, because: impl FnOnce(&PodKey) -> String, now: Moment) {
         // A statement of its own, so that the ledger is not locked any more.
         let Some(reservation_status) = self.service.cluster().reservation_of(uid) else { return };
-        if self.progress_of(uid, &reservation_status.reservation).is_some() {
+        if self.progress_toward(uid, &reservation_status.reservation).is_some() {
             self.call_off(&reservation_status, &because(&reservation_status.key), now);
         }
     }
