@@ -269,10 +269,11 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
         panic!("in the middle of a change");
     }));
     assert!(panicked.is_err());
-    let mut index = bench.index.lock();
-    index.reset_nodes(&bench.audit.service, &[node()]);
-    index.reset_pods(&bench.audit.service, &[pod("a", "Running")]);
-    drop(index);
+    {
+        let mut index = bench.index.lock();
+        index.reset_nodes(&bench.audit.service, &[node()]);
+        index.reset_pods(&bench.audit.service, &[pod("a", "Running")]);
+    }
     bench.looks(5).await;
     assert_eq!(count(&bench), 0);
 }
@@ -292,11 +293,17 @@ async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_i
     let starts: Happens = |service, index| {
         index.apply_pod(service, &pod("b", "Running"));
     };
-    for (at, change) in [reports, in_shadow, starts].into_iter().enumerate() {
+    // No fresh read shows the pod that it would leave for now.
+    let the_other_goes: Happens = |service, index| {
+        let victims = service.conflicts().victims(service.now() + Millis::seconds(60));
+        index.delete_pod(service, &pod(&victims[0].stays.name, "Running"));
+    };
+    for (at, change) in [reports, in_shadow, starts, the_other_goes].into_iter().enumerate() {
         let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
         bench.lead();
         bench.show("a", "Running");
         bench.show("b", "Pending");
+        bench.show("c", "Running");
         let (service, index) = (bench.audit.service.clone(), bench.index.clone());
         let happens = move || change(&service, &mut index.lock());
         *bench.recorder.while_marking.lock() = Some(Box::new(happens));

@@ -59,3 +59,22 @@ async fn the_gate_of_a_pod_whose_reservation_ended_meanwhile_stays() {
     let written = bench.tick_unseen().await;
     assert!(!written.contains(&"a: lift".to_owned()), "{written:?}");
 }
+
+/// Its last write is queued or under way while a run finds a placement.
+#[tokio::test]
+async fn a_pod_that_is_placed_while_it_is_given_up_keeps_its_gate_until_it_is_nominated() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    bench.show(gated("a", 50, 0));
+    assert!(bench.tick().await.is_empty());
+    bench.pass(31);
+    let answer = stall_write(&mut bench).await;
+    bench.gone("chat");
+    bench.pass(1);
+    bench.begin_tick();
+    bench.run_ends().await;
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    answer.send(()).unwrap();
+    assert_eq!(bench.settle().await, ["a: released", "a: nominate n, placed"]);
+    assert!(!bench.recorder.told().contains(&"StowagePlanFailed"));
+}
