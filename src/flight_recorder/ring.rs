@@ -205,7 +205,7 @@ impl Segments for Ring {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             segments => segments?,
         };
-        self.ages.retain(|path, _| segments.iter().any(|segment| segment.path == *path));
+        self.ages.retain(|path, _| segments.binary_search_by(|segment| segment.path.cmp(path)).is_ok());
         let ages: Vec<Duration> = segments.iter().map(|segment| self.age(segment)).collect();
         let mut kept = 0;
         for (segment, age) in segments.iter().zip(ages).rev().skip(1) {

@@ -38,9 +38,9 @@ const PAUSES: Backoff = Backoff { first: Millis::seconds(1), longest: Millis::se
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
 /// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
 const WRITES: usize = 8;
-/// How long writes begin before all that is still to be written is looked at again: what was decided earlier may be below what is
-/// bound by now.
-const WRITES_FOR: Duration = Duration::from_secs(5);
+/// A round begins writes for this long; what is left is decided again. A figure that was decided earlier may be below what is bound
+/// by now.
+const ROUND: Duration = Duration::from_secs(5);
 
 /// Runs until it is dropped.
 pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<ClusterIndex>>, times: WriteTimes) {
@@ -151,7 +151,7 @@ impl PendingPatch {
 }
 
 impl CapacityWriter {
-    /// The figures to write now, the most urgent first.
+    /// The figures to write now: those that pods wait for, then the others, each from the longest due.
     fn look(
         &mut self,
         service: &Service,
@@ -181,7 +181,11 @@ impl CapacityWriter {
             }
         }
         self.looked_at = Some(ledger.nodes_now());
-        due.sort_by_key(|(name, _)| !self.pending[name].is_urgent());
+        // A round may end before the last: nodes whose writes fail must not come first again.
+        due.sort_by_key(|(name, _)| {
+            let pending = &self.pending[name];
+            (!pending.is_urgent(), pending.not_before)
+        });
         due
     }
 
@@ -248,7 +252,7 @@ impl CapacityWriter {
         due: Vec<(NodeName, Bytes)>,
         limit: Duration,
     ) {
-        let due = futures::stream::iter(due).take_until(tokio::time::sleep(WRITES_FOR));
+        let due = futures::stream::iter(due).take_until(tokio::time::sleep(ROUND));
         let writes = due.map(async |(name, wanted)| {
             let written = patch(service, nodes, &name, wanted, limit).await;
             (name, written)

@@ -199,8 +199,10 @@ impl ConflictAudit {
         self.tries.entry(victim.uid.clone()).or_default().done(now + PAUSES.longest);
         let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
         self.evictions.spawn(async move {
-            // The reads are the latest that is known of both pods, but the victim's condition is written after them.
-            let is_victim = || victims(&service, now).iter().any(|other| other.uid == victim.uid);
+            // Reads show both pods, but the victim's condition is written after them. A pod that joined since is not settled.
+            let is_same =
+                |other: &ConflictVictim| (&other.uid, &other.stays_uid) == (&victim.uid, &victim.stays_uid);
+            let is_victim = || victims(&service, now).iter().any(is_same);
             let outcome = evict(&*control_plane, &victim, &is_victim).await;
             (victim, outcome)
         });

@@ -232,7 +232,7 @@ async fn the_retry_after_of_the_api_server_is_passed_on() {
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after });
 }
 
-/// It would add to the load that the API server refuses, and pass by a webhook that protects the pod.
+/// It would add to the load that the API server refuses, and bypass a webhook that protects the pod.
 #[tokio::test]
 async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_is_throttled() {
     let leader = Leader::start().await;

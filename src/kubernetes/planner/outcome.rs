@@ -94,7 +94,8 @@ impl Planner {
             StatusPurpose::EndUnknownReservation => "could not clear a stale reservation condition of the pod",
             // The pod is tried again.
             StatusPurpose::Wake => "could not requeue a pod",
-            StatusPurpose::Release => "could not remove the scheduling gate of a pod",
+            StatusPurpose::Release { why } if written.is_ok() => return self.say_released(key, uid, why),
+            StatusPurpose::Release { .. } => "could not remove the scheduling gate of a pod",
             // Written again as long as the pod shows it.
             StatusPurpose::AbandonReservation | StatusPurpose::CancelEviction
             // The condition is written when the reason changes.

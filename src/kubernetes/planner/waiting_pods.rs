@@ -149,19 +149,19 @@ impl Planner {
             self.put_off("release");
             return false;
         }
-        let text = format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
-        self.control_plane.record_event(PodEvent {
-            key: key.clone(),
-            uid: uid.clone(),
-            kind: PodEventReason::PlanFailed,
-            text,
-        });
         let mut change = StatusChange::plan(PlanState::GateRemoved { why: Arc::from(why.describe()) });
         // From an earlier plan that failed.
         if is_nominated(&self.service.cluster(), &uid) {
             change = change.and_clear_nomination();
         }
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::Release });
+        let purpose = StatusPurpose::Release { why: Arc::from(why.to_string()) };
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
         true
+    }
+
+    pub(super) fn say_released(&self, key: &PodKey, uid: &PodUid, why: &str) {
+        let text = format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
+        let (key, uid, kind) = (key.clone(), uid.clone(), PodEventReason::PlanFailed);
+        self.control_plane.record_event(PodEvent { key, uid, kind, text });
     }
 }

@@ -16,6 +16,7 @@ use crate::scheduling::planning::{is_relief_due, is_vram_owed};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
+use std::sync::Arc;
 
 /// One write for one pod: at most a read, a request that writes, and for a release the removal of the gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +66,7 @@ pub enum StatusPurpose {
     /// Makes kube-scheduler try the pod again.
     Wake,
     /// Shows why the pod is not placed, and lifts its gate.
-    Release,
+    Release { why: Arc<str> },
 }
 
 /// Why a pod is evicted.
@@ -143,7 +144,7 @@ impl PlannerWrite {
         matches!(
             self,
             Self::Status {
-                purpose: StatusPurpose::ExplainWait | StatusPurpose::Wake | StatusPurpose::Release,
+                purpose: StatusPurpose::ExplainWait | StatusPurpose::Wake | StatusPurpose::Release { .. },
                 ..
             }
         )
@@ -210,7 +211,7 @@ impl StatusPurpose {
             }
             Self::ShowReservation => reservation().is_some(),
             // A run may have found a placement since.
-            Self::Release => reservation().is_none(),
+            Self::Release { .. } => reservation().is_none(),
             Self::CancelEviction => !ledger.is_leaving(uid),
             _ => true,
         }
@@ -234,7 +235,7 @@ impl StatusPurpose {
             Self::ExplainWait => "explain-wait",
             Self::AnswerWake(_) => "answer-wake",
             Self::Wake => "wake",
-            Self::Release => "release",
+            Self::Release { .. } => "release",
         }
     }
 }
@@ -275,7 +276,11 @@ pub async fn perform(
             let span = service.traces().write("write pod status", &uid, &key);
             span.set("stowage.purpose", purpose.code());
             let mut written = span.around(control_plane.write_status(&key, &uid, &change)).await;
-            if written.is_ok() && purpose == StatusPurpose::Release {
+            if written.is_ok() && matches!(purpose, StatusPurpose::Release { .. }) {
+                // That may have taken long. The nomination of a pod that was placed meanwhile replaces its condition.
+                if !purpose.stands(&service.cluster(), &uid) {
+                    return WriteOutcome::Dropped(PlannerWrite::Status { key, uid, change, purpose });
+                }
                 written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
             }
             if written.is_err() {

@@ -182,7 +182,7 @@ async fn the_gate_of_a_pod_that_has_a_reservation_by_now_is_not_given_up() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     let change = StatusChange::plan(PlanState::GateRemoved { why: "it waits too long".into() });
-    let release = write("serving", change, StatusPurpose::Release);
+    let release = write("serving", change, StatusPurpose::Release { why: "it waits too long".into() });
     assert!(release.clone().begin(&bench.service.cluster()).is_some());
     hold_as_the_verb_does(&bench, "serving", "job");
     assert_eq!(release.begin(&bench.service.cluster()), None);
