@@ -63,6 +63,8 @@ const REPORTING: usize = 2000;
 const REPORTS_PER_AGENT: f64 = 0.1;
 /// How often each of them does, while that is timed.
 const ROUNDS: u32 = 3;
+/// After this long a reading is stale: for agents that report every ten seconds.
+const STALE: Duration = Duration::from_secs(90);
 /// Over which all of them report.
 const CONNECTIONS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -262,10 +264,10 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
         earlier == written && replica.written("nodes") == nodes
     });
     let after = replica.process.resident_mib();
-    let (latencies, cpu, took) = asking.row("all agents report", || {
+    let (latencies, cpu, took, reported) = asking.row("all agents report", || {
         let (before, started) = (replica.process.cpu(), Instant::now());
         let latencies = report_for(&mut agents, ROUNDS, round, &replica.process.addresses[1]);
-        (latencies, replica.process.cpu() - before, started.elapsed())
+        (latencies, replica.process.cpu() - before, started.elapsed(), Instant::now())
     });
     println!(
         "\n{} reports of {nodes} agents, each once in {:.0} s: {:.2} cores, answered after {:.2} ms (p50), {:.1} ms (p99), {:.0} ms (the \
@@ -278,6 +280,10 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
         latencies.longest() / 1e3,
     );
     println!("{}", filters::HEADING);
+    // Those that were reported first are stale first. What follows is timed when all of them are.
+    let sleep_until = |time: Instant| std::thread::sleep(time.saturating_duration_since(Instant::now()));
+    sleep_until(reported + STALE - round);
+    asking.row("all readings become stale", || sleep_until(reported + STALE + Duration::from_secs(5)));
 }
 
 /// Every agent reports once in each round. How long each answer took from when the report was due.
@@ -380,9 +386,9 @@ fn policy(number: usize, tenants: usize) -> String {
         some => format!("tenants:\n{}", (0..some).map(tenant).collect::<String>()),
     };
     let (label, preemptible) = (api_server::LABEL, !tenants.is_empty());
-    // For agents that report every ten seconds.
+    let stale = STALE.as_secs();
     format!(
-        "telemetry: {{fresh: 30s, stale: 90s, smoothing: 45s}}\n\
+        "telemetry: {{fresh: 30s, stale: {stale}s, smoothing: 45s}}\n\
          classes:\n  - name: {LABELLED}\n    engine: false\n    match: {{namespaceSelector: {{matchLabels: {{{label}: {LABELLED}}}}}}}\n  \
          - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n    \
          preemptible: {preemptible}\n  - name: rest\n    engine: false\n{tenants}"
