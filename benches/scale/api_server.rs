@@ -51,7 +51,7 @@ struct ApiServer {
     written: Mutex<BTreeSet<String>>,
 }
 
-/// What was written to nodes, and who is told.
+/// What was written to nodes, and the watches that show it.
 #[derive(Default)]
 struct WrittenNodes {
     /// The VRAM that they advertise, by place.

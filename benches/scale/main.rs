@@ -63,10 +63,10 @@ const REPORTING: usize = 2000;
 const REPORTS_PER_AGENT: f64 = 0.1;
 /// How often each of them does, while that is timed.
 const ROUNDS: u32 = 3;
-/// After this long a reading is stale: for agents that report every ten seconds.
-const STALE: Duration = Duration::from_secs(90);
 /// Over which all of them report.
 const CONNECTIONS: usize = 8;
+/// After this long a reading is stale: for agents that report every ten seconds.
+const STALE: Duration = Duration::from_secs(90);
 const PATIENCE: Duration = Duration::from_secs(600);
 
 fn main() {

@@ -132,11 +132,6 @@ struct PendingPatch {
 }
 
 impl PendingPatch {
-    /// Pods wait for the figure.
-    fn is_urgent(&self) -> bool {
-        advertises_nothing(self.advertised)
-    }
-
     /// Notes a write; answers the pause before the next one.
     fn pause_after(&mut self, is_written: bool) -> Millis {
         if is_written {
@@ -184,7 +179,7 @@ impl CapacityWriter {
         // A round may end before the last: nodes whose writes fail must not come first again.
         due.sort_by_key(|(name, _)| {
             let pending = &self.pending[name];
-            (!pending.is_urgent(), pending.not_before)
+            (!advertises_nothing(pending.advertised), pending.not_before)
         });
         due
     }
@@ -322,6 +317,15 @@ mod tests {
         assert_eq!(verdict(&borrowed), CapacityAction::Advertise(Bytes::gib(190)));
     }
 
+    /// A node with two GPUs, which advertises nothing, in the pool of this label.
+    fn node_in(name: &str, pool: &str) -> Node {
+        let labels = serde_json::json!({
+            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100", "pool": pool,
+        });
+        let metadata = serde_json::json!({ "name": name, "labels": labels });
+        serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
+    }
+
     fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, reserved: u64) -> NodeCapacityState {
         NodeCapacityState {
             kind,
@@ -381,15 +385,6 @@ mod tests {
 
     #[test]
     fn only_stowages_nodes_are_advertised_on_and_none_in_shadow_mode() {
-        let labels = serde_json::json!({
-            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
-        });
-        let node = |name: &str, pool: &str| -> Node {
-            let mut labels = labels.clone();
-            labels["pool"] = pool.into();
-            let metadata = serde_json::json!({ "name": name, "labels": labels });
-            serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
-        };
         let due = |mode| {
             let pool = Pool {
                 selector: BTreeMap::from([("pool".into(), "plugin".into())]),
@@ -400,7 +395,7 @@ mod tests {
             policy.mode = mode;
             let service = Service::new(policy);
             let mut index = ClusterIndex::default();
-            index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
+            index.reset_nodes(&service, &[node_in("a", "own"), node_in("b", "plugin")]);
             let due = CapacityWriter::default().look(&service, &Mutex::new(index), service.now());
             due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
@@ -440,13 +435,10 @@ mod tests {
 
     #[test]
     fn a_node_that_advertises_nothing_is_written_before_those_that_advertise_another_figure() {
-        let node = |name: &str, capacity: serde_json::Value| -> Node {
-            let labels = serde_json::json!({
-                "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
-            });
-            let metadata = serde_json::json!({ "name": name, "labels": labels });
-            let node = serde_json::json!({ "metadata": metadata, "status": { "capacity": capacity } });
-            serde_json::from_value(node).unwrap()
+        let node = |name: &str, capacity: serde_json::Value| {
+            let mut node = node_in(name, "own");
+            node.status = serde_json::from_value(serde_json::json!({ "capacity": capacity })).unwrap();
+            node
         };
         let other = || serde_json::json!({ VRAM: "40Gi" });
         let nodes =
@@ -465,16 +457,9 @@ mod tests {
 
     #[test]
     fn a_node_whose_writes_fail_lets_others_go_first() {
-        let labels = serde_json::json!({
-            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
-        });
-        let node = |name: &str| -> Node {
-            let metadata = serde_json::json!({ "name": name, "labels": labels });
-            serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
-        };
         let service = Service::with_stopped_clock(Policy::default());
         let mut index = ClusterIndex::default();
-        index.reset_nodes(&service, &[node("a"), node("b")]);
+        index.reset_nodes(&service, &[node_in("a", "own"), node_in("b", "own")]);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let names = |due: Vec<(NodeName, Bytes)>| {
             due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>().join(" ")

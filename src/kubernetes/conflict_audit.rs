@@ -230,7 +230,7 @@ impl ConflictAudit {
     }
 }
 
-/// The pods that the policy has evicted for a conflict.
+/// The pods to evict for a conflict; none where the policy only reports.
 fn victims(service: &Service, now: Moment) -> Vec<ConflictVictim> {
     let policy = service.cluster().policy().clone();
     let evicts = policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
