@@ -91,6 +91,28 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
 }
 
 #[test]
+fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
+    let mut ledger = ledger();
+    let refused = |ledger: &mut LedgerCluster, devices: Vec<Device>, pod: &str, demand| {
+        ledger.wait(pod, demand);
+        ledger.report_devices(&node("n"), devices.into()).unwrap();
+        ledger.assume(&uid(pod), &node("n")).unwrap_err().phrase()
+    };
+    let small = |device| Device { total: Bytes::gib(16), ..device };
+    let draining = |device| Device { health: Health::Draining, ..device };
+    let pair = || gpu_pair(Bytes::gib(80)).into_iter();
+    let one = demand(20, Sharing::Shared, 0);
+    let two = Demand { gpus: 2, per_gpu: Bytes::gib(10), ..one.clone() };
+    let one_draining = [draining(pair().next().unwrap()), pair().nth(1).unwrap()].to_vec();
+    let phrases = [
+        refused(&mut ledger, pair().map(draining).collect(), "no-healthy-gpu", one.clone()),
+        refused(&mut ledger, one_draining, "too-few-gpus", two),
+        refused(&mut ledger, pair().map(small).collect(), "too-large", one),
+    ];
+    assert_eq!(phrases, ["conflict: the node's GPUs have changed"; 3]);
+}
+
+#[test]
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
     ledger.wait("a", demand(10, Sharing::Exclusive, 0));
