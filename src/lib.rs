@@ -3,7 +3,7 @@
 //! From the pure core outwards, in layers. A module imports from the layers above it in this list, never from its own or from
 //! one below; `tests/it/layers.rs` reads the list.
 //!
-//! - [`ids`], [`units`]: names and quantities, parsed once; [`build_info`]: which build this is.
+//! - [`coded`]: enums whose values have codes; [`ids`], [`units`]: names and quantities, parsed once; [`build_info`]: which build this is.
 //! - [`scheduling`]: the decision core and the ledger. Pure; it has layers of its own.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
@@ -28,6 +28,7 @@
 #[cfg(feature = "service")]
 pub mod build_info;
 pub mod capacity_plan;
+mod coded;
 pub mod engine_metrics;
 pub mod estimate;
 pub mod ids;

@@ -288,6 +288,18 @@ pub fn plural(count: impl TryInto<u64>, noun: &str) -> String {
     }
 }
 
+/// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as a person needs it.
+pub fn length(time: Millis) -> String {
+    let seconds = time.0 / 1000;
+    match seconds {
+        0..10 => format!("{}.{} s", seconds, time.0 % 1000 / 100),
+        10..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
 /// The verb after so many things: `is` or `are`.
 pub fn are(count: impl TryInto<u64>) -> &'static str {
     if count.try_into().is_ok_and(|count| count == 1) { "is" } else { "are" }

@@ -4,26 +4,17 @@ use super::question::{NodeTemplate, PodToPlace};
 use super::trial::Obstacle;
 use crate::scheduling::kube_filters::filters::FilterReason;
 use crate::scheduling::kube_filters::requirements::UnsupportedRule;
-use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::reasons::Misfit;
 use crate::units::{Bytes, plural};
 
 impl Obstacle {
     /// Whether more nodes of the kind would change nothing.
     pub fn is_lasting(&self) -> bool {
         match self {
-            Self::Filter(reason) => !matches!(
-                reason,
-                FilterReason::InsufficientFree { .. }
-                    | FilterReason::TooManyPods { .. }
-                    | FilterReason::HostPortInUse { .. }
-            ),
+            Self::Filter(reason) => !reason.entry().1,
             Self::Rule(rule) => !is_repulsion(*rule),
-            // A tenant's limit and the GPUs that are kept free depend on how many nodes there are.
-            Self::Gpus(misfit) => !matches!(
-                misfit,
-                Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. } | Misfit::KeptSpare { .. }
-            ),
+            Self::Gpus(misfit) => !misfit.entry().1.by_count,
         }
     }
 
@@ -97,16 +88,7 @@ fn of_gpus(misfit: &Misfit, pod: &PodToPlace, kind: &NodeTemplate, policy: &Poli
         }
         Misfit::TooFewGpus { asked, .. } => format!("give nodes with gpus={asked} or more, or ask for fewer"),
         Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch => pools(pod, policy),
-        Misfit::DevicePluginNode | Misfit::DraNode => {
-            "ask for nvidia.com/gpu, or take the allocator out of the policy's node pool".into()
-        }
-        Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. } => {
-            "raise the limit of its tenant in the policy, or give more nodes where the limit is a share of the cluster".into()
-        }
-        Misfit::KeptSpare { .. } => {
-            "planning.spare keeps the last free GPUs from preemptible pods: give more nodes, or keep fewer".into()
-        }
-        _ => "give more nodes".into(),
+        told => told.entry().1.plan.into(),
     }
 }
 

@@ -10,9 +10,9 @@ use crate::ids::{NodeName, PodKey, PodUid, listed};
 use crate::kubernetes::port::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord, StatusChange};
 use crate::recording::answer::Decision;
 use crate::scheduling::ledger::AssumeConflict;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::scheduling::verbs::binding::{
-    BindingAnswer, BindingAnswered, BindingRead, BindingStage, BindingStep, NotBound, PodRead, SettlingAsked,
+    BindingAnswer, BindingAnswered, BindingRead, BindingStage, BindingStep, PodRead, SettlingAsked,
 };
 use crate::scheduling::verbs::shadow::Expected;
 use crate::telemetry::NO_CODE;
@@ -25,40 +25,6 @@ use tracing::{info, warn};
 /// Open Bindings that are read or written again at one time. After an outage of the API server there may be thousands, and their
 /// requests must not keep it from coming back.
 pub(super) const SETTLING_AT_ONCE: usize = 16;
-
-/// Why a pod was not bound. The text goes into the pod's condition, so it never changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Unbound {
-    Conflict(AssumeConflict),
-    Failed(NotBound),
-    Unsettled,
-    /// It requests VRAM in shadow mode.
-    InShadow,
-}
-
-impl Unbound {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Conflict(conflict) => conflict.code(),
-            Self::Failed(NotBound::OnAnotherNode) => "bound-elsewhere",
-            Self::Failed(NotBound::Gone) => "pod-gone",
-            Self::Failed(NotBound::Refused) => "refused",
-            Self::Unsettled => "unsettled",
-            Self::InShadow => "shadow",
-        }
-    }
-
-    fn phrase(&self) -> &'static str {
-        match self {
-            Self::Conflict(conflict) => conflict.phrase(),
-            Self::Failed(NotBound::OnAnotherNode) => "conflict: pod is bound to another node",
-            Self::Failed(NotBound::Gone) => "conflict: pod is gone",
-            Self::Failed(NotBound::Refused) => "the API server refused the binding",
-            Self::InShadow => shadow::NO_VRAM_IN_SHADOW,
-            Self::Unsettled => "the API server did not say whether the pod is bound; it is being read",
-        }
-    }
-}
 
 /// Binds, even if the client's connection closes meanwhile.
 pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResult, BadRequest> {
@@ -80,7 +46,7 @@ pub(super) async fn bind_since(
     let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node }, unplaced: None };
     let answers = extender.service.metrics.answers.clone();
     let bound = extender.writes.spawn(call.around(async move { task.run().await })).await;
-    let (outcome, result) = match bound.unwrap_or(Err(Unbound::Unsettled)) {
+    let (outcome, result) = match bound.unwrap_or(Err(AssumeConflict::Unanswered)) {
         Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
         Err(unbound) => {
             call.fail(unbound.code());
@@ -100,7 +66,7 @@ struct BindTask {
 }
 
 impl BindTask {
-    async fn run(&self) -> Result<(), Unbound> {
+    async fn run(&self) -> Result<(), AssumeConflict> {
         let BindAsked { uid, key, node } = &self.asked;
         let expected = Expected::of(&self.extender.service.cluster(), uid);
         self.bind().await?;
@@ -110,7 +76,7 @@ impl BindTask {
         Ok(())
     }
 
-    async fn bind(&self) -> Result<(), Unbound> {
+    async fn bind(&self) -> Result<(), AssumeConflict> {
         let step = self.extender.service.traces().step("decide");
         let service = &self.extender.service;
         let (answer, asked) = {
@@ -121,13 +87,9 @@ impl BindTask {
         let decision = match answer {
             Ok(BindAnswer::AlreadyBound) => return Ok(()),
             Ok(BindAnswer::Write(decision)) => decision,
-            Err(refusal) => {
-                let unbound = match refusal {
-                    BindRefusal::Conflict(conflict) => Unbound::Conflict(conflict),
-                    BindRefusal::InShadow => Unbound::InShadow,
-                };
-                step.fail(unbound.code());
-                return Err(unbound);
+            Err(conflict) => {
+                step.fail(conflict.code());
+                return Err(conflict);
             }
         };
         if step.is_recorded() {
@@ -154,7 +116,7 @@ impl BindTask {
         order: BindOrder,
         mut step: BindingStep,
         stage: BindingStage,
-    ) -> Result<(), Unbound> {
+    ) -> Result<(), AssumeConflict> {
         // A settling loop's turn is a read, and a write that follows from it: what was decided by the read waits for nothing more.
         let mut turn = None;
         loop {
@@ -166,7 +128,7 @@ impl BindTask {
                     tokio::time::sleep(Duration::from_millis(pause.0)).await;
                     turn = self.extender.settling.acquire().await.ok();
                     if self.extender.service.leadership.is_stopping() {
-                        return Err(Unbound::Unsettled);
+                        return Err(AssumeConflict::Unanswered);
                     }
                     self.read(&order, stage).await
                 }
@@ -174,12 +136,12 @@ impl BindTask {
                     self.bound(&order);
                     return Ok(());
                 }
-                BindingStep::Failed(why) => return Err(Unbound::Failed(why)),
+                BindingStep::Failed(why) => return Err(why),
                 BindingStep::Settle => {
                     self.settle_later(order);
-                    return Err(Unbound::Unsettled);
+                    return Err(AssumeConflict::Unanswered);
                 }
-                BindingStep::Over => return Err(Unbound::Unsettled),
+                BindingStep::Over => return Err(AssumeConflict::Unanswered),
             };
         }
     }

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tracing::info;
 
 /// The rejection of a pod that requests VRAM. The same text each time.
-pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and allocates no stowage.dev/vram";
+pub use crate::scheduling::reasons::NO_VRAM_IN_SHADOW;
 
 /// Maximum records. A pod leaves three or four: enough for the last few hundred pods, in less than a megabyte.
 const KEPT: usize = 1000;

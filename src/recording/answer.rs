@@ -8,7 +8,7 @@ use crate::scheduling::evicting::VictimSet;
 use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
-use crate::scheduling::verbs::bind::{BindAnswer, BindRefusal};
+use crate::scheduling::verbs::bind::BindAnswer;
 use crate::scheduling::verbs::preempt::PreemptDecision;
 use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
 use crate::scheduling::vocabulary::gpu::GpuSet;
@@ -38,7 +38,7 @@ pub enum Decision {
     /// `None` if the pod has a reservation already.
     Preempt(Option<PreemptDecision>),
     Narrow(NarrowedCandidates),
-    Bind(Result<BindAnswer, BindRefusal>),
+    Bind(Result<BindAnswer, AssumeConflict>),
 }
 
 impl Decision {
@@ -127,20 +127,12 @@ impl Serialize for Answer {
 }
 
 impl KeptBind {
-    fn refused(refusal: &BindRefusal) -> Self {
-        let (why, node) = match refusal {
-            BindRefusal::InShadow => ("shadow mode".into(), None),
-            BindRefusal::Conflict(conflict) => match conflict {
-                AssumeConflict::BoundElsewhere { node }
-                | AssumeConflict::Unsettled { node }
-                | AssumeConflict::AlreadyReserved { node } => (conflict.code().into(), Some(node.clone())),
-                AssumeConflict::UnknownPod
-                | AssumeConflict::NoLongerFits(_)
-                | AssumeConflict::VictimGone
-                | AssumeConflict::VictimProtected => (conflict.to_string(), None),
-            },
+    fn refused(conflict: &AssumeConflict) -> Self {
+        use AssumeConflict::{AlreadyReserved, BoundElsewhere, Unsettled};
+        let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = conflict else {
+            return Self::Refused { why: conflict.to_string(), node: None };
         };
-        Self::Refused { why, node }
+        Self::Refused { why: conflict.code().into(), node: Some(node.clone()) }
     }
 }
 
@@ -164,7 +156,7 @@ impl KeptAnswer {
                     wakes: decision.wakes,
                 },
                 Ok(BindAnswer::AlreadyBound) => KeptBind::AlreadyBound,
-                Err(refusal) => KeptBind::refused(&refusal),
+                Err(conflict) => KeptBind::refused(&conflict),
             }),
         }
     }

@@ -8,6 +8,7 @@
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.
 //! - [`kube_filters`]: what kube-scheduler's own filters say of a node.
+//! - [`reasons`]: why a pod is not placed: the one list.
 //! - [`placing`]: snapshot, fit, pack, score and rank.
 //! - [`ledger`]: which pod has which VRAM: node states, pod states, reservations. The one writer.
 //! - [`evicting`]: which pods to evict for a preemptor, and at what cost.
@@ -28,6 +29,7 @@ pub mod ledger;
 pub mod placing;
 pub mod planning;
 pub mod policy;
+pub mod reasons;
 pub mod sharing;
 pub mod verbs;
 pub mod vocabulary;

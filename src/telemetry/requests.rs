@@ -52,7 +52,7 @@ pub fn answers(families: &mut Families) -> IntCounterVec {
 
 pub fn refusals(families: &mut Families) -> IntCounterVec {
     let help = "Nodes rejected by filter, by reason code.";
-    families.counters("stowage_nodes_rejected_total", help, [known("code", Misfit::CODES)])
+    families.counters("stowage_nodes_rejected_total", help, [known("code", Misfit::CODES.iter().copied())])
 }
 
 pub fn bad_requests(families: &mut Families) -> IntCounterVec {

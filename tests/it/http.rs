@@ -170,7 +170,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
     // More than any GPU has, and yet a number: it is known, and fits nowhere.
     let huge = pod("huge", "9223372036854775807");
     assert_eq!(served.passed(&huge, &["node-a"]), [""; 0]);
-    assert_eq!(served.bind(&huge, "node-a"), "conflict: another pod took the GPU in the meantime");
+    assert_eq!(served.bind(&huge, "node-a"), "conflict: the node's GPUs have changed");
 }
 
 #[test]

@@ -21,13 +21,6 @@ function stage(of) {
   }
 }
 
-const OBSTACLES = {
-  unhealthy: (o) => `it is ${o.health}`, slice: () => "a process cannot span MIG slices", "too-small": (o) => `too small by ${bytes(o.shortBytes)} even if it were empty`,
-  "insufficient-vram": (o) => `${bytes(o.shortBytes)} short: ${bytes(o.freeBytes)} free`, exclusive: (o) => `exclusive to ${o.by.join(", ")}`, "not-empty": (o) => `not empty: ${o.by.join(", ")}`,
-  "engine-starting": (o) => `an engine starts: ${o.by.join(", ")}`, "class-excluded": (o) => `its class does not share with ${o.by.join(", ")}`,
-  "kv-cache-full": (o) => `KV cache ${o.percent} %, above ${o.limitPercent} %`, "kept-spare": () => "kept spare by the policy", "queue-long": (o) => `${o.queue} requests wait, above ${o.limit}`,
-};
-
 function node(of) {
   const state = of.misfit ? `does not fit: ${of.misfit.text}` : of.isOwn ? "has the pod" : of.score ? `fits, rank ${of.score.rank}` : "fits";
   return el("details", { open: of.isOwn || undefined },
@@ -35,7 +28,7 @@ function node(of) {
     of.readyInMillis !== null && of.readyInMillis !== undefined ? el("p", { class: "dim" }, `Answers ${time(of.readyInMillis)} after binding.`) : null,
     el("ul", { class: "obstacles" }, of.gpus.map((gpu) => el("li", { class: gpu.chosen ? "chosen" : "" },
       el("span", {}, `GPU ${gpu.index}: ${bytes(gpu.freeBytes)} free of ${bytes(gpu.allocatableBytes)}`, gpu.kvCachePercent ? `, KV cache ${gpu.kvCachePercent} %` : "", gpu.chosen ? (of.isOwn ? " – its GPU" : " – would get it") : ""),
-      gpu.obstacles.length ? el("span", { class: "dim" }, gpu.obstacles.map((o) => (OBSTACLES[o.code] ?? (() => o.code))(o)).join("; ")) : null))));
+      gpu.obstacles.length ? el("span", { class: "dim" }, gpu.obstacles.map((one) => one.text).join("; ")) : null))));
 }
 
 export function explanation(of) {

@@ -3,6 +3,7 @@
 //! Checks the content only: the sender, the order and the effect of a report are handled elsewhere. Fields that this version
 //! does not know have been ignored before, and a missing field has been named.
 
+use crate::coded::coded;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::report::limits::{
     MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS, MAX_PROCESSES,
@@ -52,60 +53,49 @@ impl ReportError {
     }
 }
 
-/// An impossible value, and where it is.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Flaw {
-    #[error(
-        "engines[{place}]: pod {pod} generates {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}"
-    )]
-    TokenRate { place: usize, pod: PodUid, rate: f64 },
-    #[error("gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once")]
-    GpuTwice { place: usize, uuid: GpuUuid },
-    #[error("gpus[{place}]: GPU {uuid} reserves {reserved} of a total of {total}")]
-    ReservedAboveTotal { place: usize, uuid: GpuUuid, reserved: Bytes, total: Bytes },
-    #[error("gpus[{place}]: GPU {uuid} has {used} in use of a total of {total}; both are bytes")]
-    UsedAboveTotal { place: usize, uuid: GpuUuid, used: Bytes, total: Bytes },
-    #[error(
-        "gpus[{place}]: {uuid} is no GPU's UUID: Stowage uses such names itself, or lists them with commas"
-    )]
-    BadUuid { place: usize, uuid: GpuUuid },
-    #[error("gpus[{place}]: GPU {uuid} has no memory; leave out what has none, or give the size by hand")]
-    NoMemory { place: usize, uuid: GpuUuid },
-    #[error("gpus[{place}]: GPU {uuid} is busy for {percent} % of its time; 0 to 100 is meant")]
-    Utilization { place: usize, uuid: GpuUuid, percent: u8 },
-    #[error("the report lists {0} GPUs and slices; at most {MAX_GPUS} are supported on a node")]
-    TooManyGpus(usize),
-    #[error("gpus is null, and `missing` does not say why: add {{\"part\": \"gpus\", \"reason\": …}}")]
-    NoReason,
-    #[error(
-        "engines[{place}]: the KV cache of pod {pod}'s engine is in use to {usage}; a share of 0 to 1 is meant"
-    )]
-    KvUsage { place: usize, pod: PodUid, usage: f64 },
-    #[error("there are {count} {what}; at most {most} are taken")]
-    TooMany { what: &'static str, count: usize, most: usize },
-    #[error("{what} is {length} bytes long; at most {most} are kept")]
-    TooLong { what: String, length: usize, most: usize },
-    #[error("the sample is {} s old; what is older than {} s is reported as missing", .0.0 / 1000, MAX_AGE.0 / 1000)]
-    TooAged(Millis),
-}
-
-impl Flaw {
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::GpuTwice { .. } => "gpu-twice",
-            Self::ReservedAboveTotal { .. } => "reserved-above-total",
-            Self::UsedAboveTotal { .. } => "used-above-total",
-            Self::BadUuid { .. } => "bad-uuid",
-            Self::NoMemory { .. } => "no-memory",
-            Self::Utilization { .. } => "bad-utilization",
-            Self::TooManyGpus(_) => "too-many-gpus",
-            Self::NoReason => "no-reason",
-            Self::KvUsage { .. } => "bad-kv-usage",
-            Self::TokenRate { .. } => "bad-token-rate",
-            Self::TooMany { .. } => "too-many",
-            Self::TooLong { .. } => "too-long",
-            Self::TooAged(_) => "too-aged",
-        }
+coded! {
+    /// An impossible value, and where it is.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Flaw: () {
+        "bad-token-rate" TokenRate { place: usize, pod: PodUid, rate: f64 },
+            "engines[{place}]: pod {pod} generates {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}"
+            => ();
+        "gpu-twice" GpuTwice { place: usize, uuid: GpuUuid },
+            "gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once"
+            => ();
+        "reserved-above-total" ReservedAboveTotal { place: usize, uuid: GpuUuid, reserved: Bytes, total: Bytes },
+            "gpus[{place}]: GPU {uuid} reserves {reserved} of a total of {total}"
+            => ();
+        "used-above-total" UsedAboveTotal { place: usize, uuid: GpuUuid, used: Bytes, total: Bytes },
+            "gpus[{place}]: GPU {uuid} has {used} in use of a total of {total}; both are bytes"
+            => ();
+        "bad-uuid" BadUuid { place: usize, uuid: GpuUuid },
+            "gpus[{place}]: {uuid} is no GPU's UUID: Stowage uses such names itself, or lists them with commas"
+            => ();
+        "no-memory" NoMemory { place: usize, uuid: GpuUuid },
+            "gpus[{place}]: GPU {uuid} has no memory; leave out what has none, or give the size by hand"
+            => ();
+        "bad-utilization" Utilization { place: usize, uuid: GpuUuid, percent: u8 },
+            "gpus[{place}]: GPU {uuid} is busy for {percent} % of its time; 0 to 100 is meant"
+            => ();
+        "too-many-gpus" TooManyGpus(count: usize),
+            "the report lists {count} GPUs and slices; at most {MAX_GPUS} are supported on a node"
+            => ();
+        "no-reason" NoReason,
+            "gpus is null, and `missing` does not say why: add {{\"part\": \"gpus\", \"reason\": …}}"
+            => ();
+        "bad-kv-usage" KvUsage { place: usize, pod: PodUid, usage: f64 },
+            "engines[{place}]: the KV cache of pod {pod}'s engine is in use to {usage}; a share of 0 to 1 is meant"
+            => ();
+        "too-many" TooMany { what: &'static str, count: usize, most: usize },
+            "there are {count} {what}; at most {most} are taken"
+            => ();
+        "too-long" TooLong { what: String, length: usize, most: usize },
+            "{what} is {length} bytes long; at most {most} are kept"
+            => ();
+        "too-aged" TooAged(age: Millis),
+            "the sample is {} s old; what is older than {} s is reported as missing", age.0 / 1000, MAX_AGE.0 / 1000
+            => ();
     }
 }
 

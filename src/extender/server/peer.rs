@@ -10,6 +10,7 @@
 //! accepts, closes or counts.
 
 use super::limits::ConnectionLimits;
+use crate::coded::labels;
 use parking_lot::Mutex;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -24,64 +25,32 @@ use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-/// Why this side rejected or ended a connection; the label in metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CloseCause {
-    /// The address has as many connections as it may have, and each is in the middle of a request.
-    AddressFull,
-    /// The same of one source.
-    SourceFull,
-    /// It was displaced by a newer connection.
-    Displaced,
-    /// The kernel could not accept a connection, such as for lack of descriptors.
-    AcceptFailed,
-    HandshakeTimeout,
-    HandshakeFailed,
-    /// No byte of a request arrived.
-    NoRequest,
-    /// The head of a request came too slowly.
-    SlowHead,
-    /// The received bytes are no HTTP/1 request.
-    BadHttp,
-    /// Idle between two requests for too long.
-    Idle,
-    /// The client does not read its answer.
-    NotReading,
-    /// A request and its answer took too long as a whole.
-    SlowRequest,
-}
-
-impl CloseCause {
-    pub const ALL: [Self; 12] = [
-        Self::AddressFull,
-        Self::SourceFull,
-        Self::Displaced,
-        Self::AcceptFailed,
-        Self::HandshakeTimeout,
-        Self::HandshakeFailed,
-        Self::NoRequest,
-        Self::SlowHead,
-        Self::BadHttp,
-        Self::Idle,
-        Self::NotReading,
-        Self::SlowRequest,
-    ];
-
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::AddressFull => "address-full",
-            Self::SourceFull => "source-full",
-            Self::Displaced => "displaced",
-            Self::AcceptFailed => "accept-failed",
-            Self::HandshakeTimeout => "handshake-timeout",
-            Self::HandshakeFailed => "handshake-failed",
-            Self::NoRequest => "no-request",
-            Self::SlowHead => "slow-head",
-            Self::BadHttp => "bad-http",
-            Self::Idle => "idle",
-            Self::NotReading => "not-reading",
-            Self::SlowRequest => "slow-request",
-        }
+labels! {
+    /// Why this side rejected or ended a connection; the label in metrics.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum CloseCause: label {
+        /// The address has as many connections as it may have, and each is in the middle of a request.
+        "address-full" AddressFull,
+        /// The same of one source.
+        "source-full" SourceFull,
+        /// It was displaced by a newer connection.
+        "displaced" Displaced,
+        /// The kernel could not accept a connection, such as for lack of descriptors.
+        "accept-failed" AcceptFailed,
+        "handshake-timeout" HandshakeTimeout,
+        "handshake-failed" HandshakeFailed,
+        /// No byte of a request arrived.
+        "no-request" NoRequest,
+        /// The head of a request came too slowly.
+        "slow-head" SlowHead,
+        /// The received bytes are no HTTP/1 request.
+        "bad-http" BadHttp,
+        /// Idle between two requests for too long.
+        "idle" Idle,
+        /// The client does not read its answer.
+        "not-reading" NotReading,
+        /// A request and its answer took too long as a whole.
+        "slow-request" SlowRequest,
     }
 }
 

@@ -72,7 +72,7 @@ impl Planner {
     /// Whether the reason is a volume that the API server has not shown yet, and that it lets this replica read.
     fn may_be_supported_soon(&self, why: &WaitReason) -> bool {
         let refused = &self.service.refused_reads;
-        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.may_pass())
+        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.entry().1)
             && !STORAGE.iter().any(|what| refused.is_refused(what))
     }
 
@@ -87,7 +87,7 @@ impl Planner {
 
     /// Once for each reason, however often the pod is planned.
     fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis, now: Moment) {
-        let why = Arc::<str>::from(why.describe());
+        let why = Arc::<str>::from(why.condition());
         let is_news = match self.said.get(&uid) {
             None => waited >= TELL_AFTER,
             Some(said) => said.why != why && said.at + REPEAT_AFTER <= now,
@@ -149,7 +149,7 @@ impl Planner {
             self.put_off("release");
             return false;
         }
-        let mut change = StatusChange::plan(PlanState::GateRemoved { why: Arc::from(why.describe()) });
+        let mut change = StatusChange::plan(PlanState::GateRemoved { why: Arc::from(why.condition()) });
         // From an earlier plan that failed.
         if is_nominated(&self.service.cluster(), &uid) {
             change = change.and_clear_nomination();

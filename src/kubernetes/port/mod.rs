@@ -12,6 +12,7 @@ pub use status_change::{
     ReservationChange, StatusChange, WakeAnswer,
 };
 
+use crate::coded::labels;
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey, PodUid, listed};
 use crate::scheduling::policy::Digest;
 use crate::scheduling::vocabulary::demand::Demand;
@@ -152,41 +153,43 @@ pub struct PodEvent {
     pub text: String,
 }
 
-/// The kind of an Event. For most kinds one Event per pod is published in a while.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PodEventReason {
-    Unschedulable,
-    InvalidRequest,
-    Reserved,
-    ReservationEnded,
-    /// Recorded on the victim.
-    Evicted,
-    /// No placement was found while it was gated.
-    PlanFailed,
-    /// Its group could not be placed as a whole.
-    GroupFailed,
-    /// Victims exist, but no more may be evicted within the minute.
-    EvictionLimit,
-    Unplaced,
-    EditIgnored,
-    /// Its processes run on other GPUs than recorded.
-    Drift,
-    /// Its processes use more VRAM than it was granted.
-    OverGrant,
-    /// It will be evicted because its processes use more VRAM than it was granted.
-    Overuse,
-    /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
-    GpuLost,
-    /// Its engine woke while other pods had the VRAM that it lent.
-    WokeUnasked,
-    /// VRAM allocated to it on a GPU was also allocated to another pod.
-    GpuConflict,
-    /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
-    PublishedByDra,
-    /// Recorded on Stowage's own pod.
-    PolicyApplied,
-    /// Recorded on Stowage's own pod.
-    PolicyRejected,
+labels! {
+    /// The kind of an Event. For most kinds one Event per pod is published in a while.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum PodEventReason: reason {
+        "StowageUnschedulable" Unschedulable,
+        "StowageInvalidRequest" InvalidRequest,
+        "StowageReserved" Reserved,
+        "StowageReservationEnded" ReservationEnded,
+        /// Recorded on the victim.
+        "StowageEvicted" Evicted,
+        /// No placement was found while it was gated.
+        "StowagePlanFailed" PlanFailed,
+        /// Its group could not be placed as a whole.
+        "StowageGroupFailed" GroupFailed,
+        /// Victims exist, but no more may be evicted within the minute.
+        "StowageEvictionLimit" EvictionLimit,
+        "StowageUnplaced" Unplaced,
+        "StowageEditIgnored" EditIgnored,
+        /// Its processes run on other GPUs than recorded.
+        "StowageDrift" Drift,
+        /// Its processes use more VRAM than it was granted.
+        "StowageOverGrant" OverGrant,
+        /// It will be evicted because its processes use more VRAM than it was granted.
+        "StowageOveruse" Overuse,
+        /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
+        "StowageGpuLost" GpuLost,
+        /// Its engine woke while other pods had the VRAM that it lent.
+        "StowageWokeUnasked" WokeUnasked,
+        /// VRAM allocated to it on a GPU was also allocated to another pod.
+        "StowageGpuConflict" GpuConflict,
+        /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
+        "StowagePublishedByDra" PublishedByDra,
+        /// Recorded on Stowage's own pod.
+        "StowagePolicyApplied" PolicyApplied,
+        /// Recorded on Stowage's own pod.
+        "StowagePolicyRejected" PolicyRejected,
+    }
 }
 
 /// The text of the Event [`PodEventReason::Reserved`].
@@ -197,53 +200,6 @@ pub fn reserved_text(reservation: &Reservation) -> String {
 }
 
 impl PodEventReason {
-    pub const ALL: [Self; 19] = [
-        Self::Unschedulable,
-        Self::InvalidRequest,
-        Self::Reserved,
-        Self::ReservationEnded,
-        Self::Evicted,
-        Self::PlanFailed,
-        Self::GroupFailed,
-        Self::EvictionLimit,
-        Self::Unplaced,
-        Self::EditIgnored,
-        Self::Drift,
-        Self::OverGrant,
-        Self::Overuse,
-        Self::GpuLost,
-        Self::WokeUnasked,
-        Self::GpuConflict,
-        Self::PublishedByDra,
-        Self::PolicyApplied,
-        Self::PolicyRejected,
-    ];
-
-    /// The Event's reason.
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Unschedulable => "StowageUnschedulable",
-            Self::InvalidRequest => "StowageInvalidRequest",
-            Self::Reserved => "StowageReserved",
-            Self::ReservationEnded => "StowageReservationEnded",
-            Self::Evicted => "StowageEvicted",
-            Self::PlanFailed => "StowagePlanFailed",
-            Self::GroupFailed => "StowageGroupFailed",
-            Self::EvictionLimit => "StowageEvictionLimit",
-            Self::Unplaced => "StowageUnplaced",
-            Self::EditIgnored => "StowageEditIgnored",
-            Self::Drift => "StowageDrift",
-            Self::OverGrant => "StowageOverGrant",
-            Self::Overuse => "StowageOveruse",
-            Self::GpuLost => "StowageGpuLost",
-            Self::WokeUnasked => "StowageWokeUnasked",
-            Self::GpuConflict => "StowageGpuConflict",
-            Self::PublishedByDra => "StowagePublishedByDra",
-            Self::PolicyApplied => "StowagePolicyApplied",
-            Self::PolicyRejected => "StowagePolicyRejected",
-        }
-    }
-
     pub fn is_warning(self) -> bool {
         !matches!(self, Self::Reserved | Self::PolicyApplied | Self::EvictionLimit)
     }

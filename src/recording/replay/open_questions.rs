@@ -4,7 +4,8 @@ use crate::ids::PodKey;
 use crate::recording::answer::{Answer, Asked, Decision, KeptAnswer, KeptRanking};
 use crate::scheduling::placing::rank::UNKNOWN_PLACE;
 use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::verbs::bind::{BindAnswer, BindRefusal};
+use crate::scheduling::reasons::AssumeConflict;
+use crate::scheduling::verbs::bind::BindAnswer;
 use crate::scheduling::verbs::filter::filter;
 use crate::scheduling::verbs::preempt::{PreemptView, preempt};
 use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
@@ -68,7 +69,7 @@ impl OpenQuestions {
         number: u64,
         pod: PodKey,
         generation: u64,
-        answer: Result<BindAnswer, BindRefusal>,
+        answer: Result<BindAnswer, AssumeConflict>,
     ) {
         let question = OpenQuestion::Decided(Box::new(Decision::Bind(answer)));
         self.open(number, Unanswered { pod, generation, question });

@@ -417,6 +417,7 @@ pub struct GpuPart {
     /// The pod would get the GPU, or has it.
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
+    #[serde(serialize_with = "super::obstacle::with_texts")]
     pub obstacles: Vec<Obstacle>,
     /// What the pod gains here by waking an engine of its model that sleeps; `None` if none does, or the pod would not get the
     /// GPU.

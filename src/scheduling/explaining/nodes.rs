@@ -5,7 +5,7 @@ use super::explanation::{
     RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
-use super::obstacle::{Obstacle, obstacles};
+use super::obstacle::{obstacles, short};
 use super::{ShownNodes, loans};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::{Occupant, OccupantPhase};
@@ -215,8 +215,8 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
         // The sum distinguishes one small obstacle from two.
-        let weight: u8 = against.iter().map(Obstacle::weight).sum();
-        (weight, against.iter().map(Obstacle::short).max().unwrap_or_default())
+        let weight: u8 = against.iter().map(|obstacle| obstacle.entry().1).sum();
+        (weight, against.iter().filter_map(short).max().unwrap_or_default())
     };
     let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
     each.sort_unstable();

@@ -1,19 +1,8 @@
 //! Figures as a person reads and writes them.
 
 use super::explanation::ShareAmount;
-use crate::units::{Bytes, Millis};
-
-/// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as a person needs it.
-pub fn length(time: Millis) -> String {
-    let seconds = time.0 / 1000;
-    match seconds {
-        0..10 => format!("{}.{} s", seconds, time.0 % 1000 / 100),
-        10..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} days", seconds / 86_400),
-    }
-}
+use crate::units::Bytes;
+pub use crate::units::length;
 
 /// A quantity as Kubernetes writes it, in the largest unit that is exact.
 pub fn quantity(bytes: Bytes) -> String {
@@ -55,6 +44,7 @@ pub fn gpu_list(indices: &[u32]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Millis;
 
     #[test]
     fn durations_and_quantities_are_formatted_for_people() {

@@ -8,6 +8,7 @@ use super::node::{Effect, FilterNode};
 use super::requirements::{Requirements, UnsupportedRule};
 use super::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, RequestedSums};
 use super::volumes::{ATTACHED_ANYWHERE, VolumeRules};
+use crate::coded::coded;
 use crate::units::text::quantity_text;
 use crate::units::{Bytes, plural};
 use serde::Serialize;
@@ -23,27 +24,37 @@ pub enum FilterVerdict {
     Unsupported(UnsupportedRule),
 }
 
-/// The filter that refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces; texts have
-/// them as manifests do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
-#[serde(rename_all = "kebab-case", tag = "code")]
-pub enum FilterReason {
-    #[error("the API server has shown no node with this name")]
-    UnknownNode,
-    #[error("the node has the taint {key}:{effect}, which the pod does not tolerate")]
-    Tainted { key: String, effect: Effect },
-    #[error("the node does not match the pod's node selector or required node affinity")]
-    NotSelected,
-    #[error("the pod asks for {}, and the node has {} in all", of_resource(.resource, *.asked), amount(.resource, *.allocatable))]
-    InsufficientAllocatable { resource: Arc<str>, asked: u64, allocatable: u64 },
-    #[error("the node allows {} and has that many", plural(*allowed, "pod"))]
-    TooManyPods { allowed: u64 },
-    #[error("the pod asks for {}, and the node has {} left", of_resource(.resource, *.asked), amount(.resource, *.left))]
-    InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },
-    #[error("a volume of the pod cannot be used on the node, or none can be provisioned there")]
-    VolumeElsewhere,
-    #[error("the host port {port} of the node is in use")]
-    HostPortInUse { port: HostPort },
+coded! {
+    /// The filter that refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces; texts have
+    /// them as manifests do. With it goes whether another node of the kind would do.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "kebab-case", tag = "code")]
+    pub enum FilterReason: bool {
+        "unknown-node" UnknownNode,
+            "the API server has shown no node with this name"
+            => false;
+        "tainted" Tainted { key: String, effect: Effect },
+            "the node has the taint {key}:{effect}, which the pod does not tolerate"
+            => false;
+        "not-selected" NotSelected,
+            "the node does not match the pod's node selector or required node affinity"
+            => false;
+        "insufficient-allocatable" InsufficientAllocatable { resource: Arc<str>, asked: u64, allocatable: u64 },
+            "the pod asks for {}, and the node has {} in all", of_resource(resource, *asked), amount(resource, *allocatable)
+            => false;
+        "too-many-pods" TooManyPods { allowed: u64 },
+            "the node allows {} and has that many", plural(*allowed, "pod")
+            => true;
+        "insufficient-free" InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },
+            "the pod asks for {}, and the node has {} left", of_resource(resource, *asked), amount(resource, *left)
+            => true;
+        "volume-elsewhere" VolumeElsewhere,
+            "a volume of the pod cannot be used on the node, or none can be provisioned there"
+            => false;
+        "host-port-in-use" HostPortInUse { port: HostPort },
+            "the host port {port} of the node is in use"
+            => true;
+    }
 }
 
 /// The pods that are or will be on the node, as far as one verdict is concerned.
@@ -57,22 +68,6 @@ pub(super) struct NodeOccupancy<'a, P> {
     pub attached: usize,
     /// A rule of theirs that is not understood here.
     pub unsupported: Option<UnsupportedRule>,
-}
-
-impl FilterReason {
-    /// A short name for metrics and conditions, the same on every node.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::UnknownNode => "unknown-node",
-            Self::Tainted { .. } => "tainted",
-            Self::NotSelected => "not-selected",
-            Self::InsufficientAllocatable { .. } => "insufficient-allocatable",
-            Self::TooManyPods { .. } => "too-many-pods",
-            Self::InsufficientFree { .. } => "insufficient-free",
-            Self::VolumeElsewhere => "volume-elsewhere",
-            Self::HostPortInUse { .. } => "host-port-in-use",
-        }
-    }
 }
 
 /// `64 CPU`, `60Gi of ephemeral-storage`, `2 of rdma/ib`.

@@ -3,6 +3,7 @@
 use super::host_ports::HostPort;
 use super::node::{FilterNode, NodeTerm, ObjectLabels, Toleration};
 use super::resources::Amounts;
+use crate::coded::coded;
 use crate::ids::NodeName;
 use crate::scheduling::vocabulary::label_selector::Selector;
 use serde::{Deserialize, Serialize};
@@ -64,50 +65,61 @@ pub enum NamespaceScope {
     Selected,
 }
 
-/// Why it is unknown whether kube-scheduler would accept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum UnsupportedRule {
-    #[error("the pod has required pod affinity or anti-affinity")]
-    InterPodAffinity,
-    #[error(
-        "another pod there, or in the same topology, has a required anti-affinity against pods like this one"
-    )]
-    AntiAffinityOfAnotherPod,
-    #[error("the pod has topologySpreadConstraints with DoNotSchedule")]
-    TopologySpread,
-    #[error("the pod has a volume that may be bound to nodes and is no persistent volume claim")]
-    Volumes,
-    #[error(
-        "the API server has not shown a persistent volume claim of the pod, its volume or its storage class"
-    )]
-    VolumeUnknown,
-    #[error(
-        "a persistent volume claim of the pod is not bound, and its storage class does not wait for a pod"
-    )]
-    VolumeUnbound,
-    #[error(
-        "a persistent volume claim of the pod waits for a volume that its storage class does not provision"
-    )]
-    VolumeNotProvisioned,
-    #[error("a persistent volume claim of the pod is ReadWriteOncePod, and another pod may use it")]
-    ReadWriteOncePod,
-    #[error("with the pod's volumes the node would have more than it surely can attach")]
-    AttachLimit,
-    #[error("the pod has resource claims")]
-    ResourceClaims,
-    #[error("the pod sets spec.nodeName")]
-    NodeNamePreset,
-    #[error("the pod has another scheduling gate than stowage.dev/plan")]
-    SchedulingGate,
-    #[error("the pod has a quantity or a rule that cannot be read")]
-    Unreadable,
-    #[error("the pod has more labels, selectors, terms and tolerations than are looked at")]
-    TooManyRules,
-    #[error("the API server has not shown a pod that is planned for the node")]
-    UnknownNeighbor,
-    #[error("the API server has not shown the pod yet")]
-    UnknownPod,
+coded! {
+    /// Why it is unknown whether kube-scheduler would accept; and whether that may hold only for a moment: claims, volumes and pods come by
+    /// watches of their own, and a volume is provisioned after its claim is created.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum UnsupportedRule: bool {
+        "inter-pod-affinity" InterPodAffinity,
+            "the pod has required pod affinity or anti-affinity"
+            => false;
+        "anti-affinity-of-another-pod" AntiAffinityOfAnotherPod,
+            "another pod there, or in the same topology, has a required anti-affinity against pods like this one"
+            => false;
+        "topology-spread" TopologySpread,
+            "the pod has topologySpreadConstraints with DoNotSchedule"
+            => false;
+        "volumes" Volumes,
+            "the pod has a volume that may be bound to nodes and is no persistent volume claim"
+            => false;
+        "volume-unknown" VolumeUnknown,
+            "the API server has not shown a persistent volume claim of the pod, its volume or its storage class"
+            => true;
+        "volume-unbound" VolumeUnbound,
+            "a persistent volume claim of the pod is not bound, and its storage class does not wait for a pod"
+            => true;
+        "volume-not-provisioned" VolumeNotProvisioned,
+            "a persistent volume claim of the pod waits for a volume that its storage class does not provision"
+            => false;
+        "read-write-once-pod" ReadWriteOncePod,
+            "a persistent volume claim of the pod is ReadWriteOncePod, and another pod may use it"
+            => false;
+        "attach-limit" AttachLimit,
+            "with the pod's volumes the node would have more than it surely can attach"
+            => false;
+        "resource-claims" ResourceClaims,
+            "the pod has resource claims"
+            => false;
+        "node-name-preset" NodeNamePreset,
+            "the pod sets spec.nodeName"
+            => false;
+        "scheduling-gate" SchedulingGate,
+            "the pod has another scheduling gate than stowage.dev/plan"
+            => false;
+        "unreadable" Unreadable,
+            "the pod has a quantity or a rule that cannot be read"
+            => false;
+        "too-many-rules" TooManyRules,
+            "the pod has more labels, selectors, terms and tolerations than are looked at"
+            => false;
+        "unknown-neighbor" UnknownNeighbor,
+            "the API server has not shown a pod that is planned for the node"
+            => false;
+        "unknown-pod" UnknownPod,
+            "the API server has not shown the pod yet"
+            => false;
+    }
 }
 
 impl Requirements {
@@ -128,35 +140,5 @@ impl AntiAffinity {
             NamespaceScope::Selected => true,
         };
         in_scope && self.selector.matches(&pod.labels)
-    }
-}
-
-impl UnsupportedRule {
-    /// Whether it may hold only for a moment: claims, volumes and pods come by watches of their own, and a volume is provisioned
-    /// after its claim is created.
-    pub fn may_pass(self) -> bool {
-        matches!(self, Self::VolumeUnknown | Self::VolumeUnbound)
-    }
-
-    /// A short name for metrics and conditions.
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::InterPodAffinity => "inter-pod-affinity",
-            Self::AntiAffinityOfAnotherPod => "anti-affinity-of-another-pod",
-            Self::TopologySpread => "topology-spread",
-            Self::Volumes => "volumes",
-            Self::VolumeUnknown => "volume-unknown",
-            Self::VolumeUnbound => "volume-unbound",
-            Self::VolumeNotProvisioned => "volume-not-provisioned",
-            Self::ReadWriteOncePod => "read-write-once-pod",
-            Self::AttachLimit => "attach-limit",
-            Self::ResourceClaims => "resource-claims",
-            Self::NodeNamePreset => "node-name-preset",
-            Self::SchedulingGate => "scheduling-gate",
-            Self::Unreadable => "unreadable",
-            Self::TooManyRules => "too-many-rules",
-            Self::UnknownNeighbor => "unknown-neighbor",
-            Self::UnknownPod => "unknown-pod",
-        }
     }
 }

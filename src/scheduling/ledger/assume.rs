@@ -10,6 +10,7 @@ use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::placing::learned::NodeGpus;
+pub use crate::scheduling::reasons::AssumeConflict;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
@@ -19,72 +20,6 @@ use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::{Bytes, Millis, Moment};
 use std::sync::Arc;
-
-/// Why a pod could not be assumed or get a reservation. The scheduler retries from filter on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AssumeConflict {
-    #[error("no pod with this UID is pending")]
-    UnknownPod,
-    #[error("the pod is already bound to {node}")]
-    BoundElsewhere { node: NodeName },
-    #[error("an earlier Binding of this pod to {node} is not settled yet")]
-    Unsettled { node: NodeName },
-    #[error("the node no longer fits: {0}")]
-    NoLongerFits(#[from] Misfit),
-    #[error("a victim is gone")]
-    VictimGone,
-    #[error("a victim may no longer be evicted for this pod")]
-    VictimProtected,
-    #[error("the pod already has a reservation on {node}")]
-    AlreadyReserved { node: NodeName },
-}
-
-impl AssumeConflict {
-    /// A short name for metrics.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::UnknownPod => "unknown-pod",
-            Self::BoundElsewhere { .. } => "bound-elsewhere",
-            Self::Unsettled { .. } => "unsettled",
-            Self::NoLongerFits(misfit) => misfit.code(),
-            Self::VictimGone => "victim-gone",
-            Self::VictimProtected => "victim-protected",
-            Self::AlreadyReserved { .. } => "already-reserved",
-        }
-    }
-
-    /// What goes on the wire; the same text each time.
-    pub fn phrase(&self) -> &'static str {
-        match self {
-            Self::UnknownPod => "conflict: pod unknown to Stowage or gone",
-            Self::BoundElsewhere { .. } => "conflict: pod is bound to another node",
-            Self::Unsettled { .. } => "conflict: an earlier binding is not settled",
-            Self::NoLongerFits(Misfit::UnknownNode) => "conflict: node unknown to Stowage",
-            Self::NoLongerFits(Misfit::DevicePluginNode) => {
-                "conflict: a device plugin allocates the node's GPUs"
-            }
-            Self::NoLongerFits(Misfit::DraNode) => "conflict: a DRA driver allocates the node's GPUs",
-            Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage allocates the node's GPUs",
-            Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => {
-                "conflict: preempted pods have not terminated yet"
-            }
-            Self::NoLongerFits(Misfit::EngineStarting { .. }) => "conflict: another engine began to start",
-            Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
-                "conflict: the tenant's limit was reached"
-            }
-            Self::NoLongerFits(
-                Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch,
-            ) => "conflict: the node's pool has changed",
-            Self::NoLongerFits(
-                Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
-            ) => "conflict: what the node's agent reports has changed",
-            Self::NoLongerFits(_) => "conflict: another pod took the GPU in the meantime",
-            Self::VictimGone => "conflict: a victim has terminated",
-            Self::VictimProtected => "conflict: a victim is now protected",
-            Self::AlreadyReserved { .. } => "conflict: the pod already has a reservation",
-        }
-    }
-}
 
 /// A pod that is assumed or bound.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,19 +5,10 @@
 
 use crate::ids::NodeName;
 use crate::scheduling::policy::EvictionRates;
+pub use crate::scheduling::reasons::{EvictionLimit, EvictionScope, LimitedBecause};
 use crate::scheduling::vocabulary::classification::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-
-/// What one limit of `preemption.evictionsPerMinute` counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EvictionScope {
-    Cluster,
-    Tenant,
-    Node,
-}
 
 /// One scope by name: its own count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,26 +16,6 @@ pub enum ScopeKey {
     Cluster,
     Tenant(Option<TenantId>),
     Node(NodeName),
-}
-
-/// The limit because of which a set of pods is not evicted now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EvictionLimit {
-    pub scope: EvictionScope,
-    pub per_minute: u32,
-    pub because: LimitedBecause,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LimitedBecause {
-    /// Others were evicted within the minute.
-    UsedUp,
-    /// The set is larger than the limit, and the minute is not empty.
-    SetIsLarger,
-    /// A pod of the same or higher priority waits for an empty minute, because its set is larger than the limit.
-    Reserved,
 }
 
 /// Evictions of the last minute, counted by scope.
@@ -174,38 +145,6 @@ impl ScopeKey {
     /// The scopes in which the eviction of one pod counts.
     pub(in crate::scheduling) fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
         [Self::Cluster, Self::Tenant(tenant), Self::Node(node.clone())]
-    }
-}
-
-impl EvictionLimit {
-    /// Of it more will be left within the minute, whatever the set.
-    pub(in crate::scheduling) fn needs_an_empty_minute(&self) -> bool {
-        self.because == LimitedBecause::SetIsLarger
-    }
-}
-
-impl fmt::Display for EvictionLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (field, what) = match self.scope {
-            EvictionScope::Cluster => ("cluster", "in the cluster"),
-            EvictionScope::Tenant => ("tenant", "of one tenant's pods"),
-            EvictionScope::Node => ("node", "on one node"),
-        };
-        let limit = format!("{} a minute {what} (preemption.evictionsPerMinute.{field})", self.per_minute);
-        match self.because {
-            LimitedBecause::UsedUp => {
-                write!(f, "the eviction allowance of this minute is used up: {limit}")
-            }
-            LimitedBecause::SetIsLarger => write!(
-                f,
-                "more pods have to be evicted at once than the eviction allowance of {limit}; they are evicted in a minute in \
-                 which nothing else is evicted there"
-            ),
-            LimitedBecause::Reserved => write!(
-                f,
-                "the eviction allowance of {limit} is reserved for another pod, which needs more than one minute's"
-            ),
-        }
     }
 }
 

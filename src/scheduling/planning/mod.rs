@@ -9,7 +9,7 @@
 //! reach, and the next plan begins there.
 //!
 //! [`node_ranking`] sorts the nodes for equal pods, [`state`] is the state between one pod and the next, [`preemption`] finds
-//! victims within the [`EvictionLimit`]s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only
+//! victims within the [`EvictionLimit`](super::reasons::EvictionLimit)s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only
 //! together; [`relief`] finds pods to evict from the GPU of an engine under pressure, [`loans`] those whose lenders wake, and
 //! [`recall`] lenders that will be needed soon.
 
@@ -33,14 +33,13 @@ pub use relief::{PressureWatch, ReliefEviction, is_relief_due};
 pub use step_budget::{PlanBounds, steps_of_run};
 
 use super::evicting::EvictionCost;
-use super::kube_filters::{FilterSnapshot, UnsupportedRule};
+use super::kube_filters::FilterSnapshot;
 use super::ledger::{AssumeConflict, Ledger, PendingPod};
-use super::placing::fit::Misfit;
 use super::placing::snapshot::Snapshot;
+pub use super::reasons::WaitReason;
 use super::vocabulary::placement::Reservation;
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
-use crate::units::{Bytes, plural};
+use crate::scheduling::ledger::eviction_allowance::ScopeKey;
 use serde::{Deserialize, Serialize};
 use state::{PassedPods, PlanReach, PlanningState};
 use step_budget::StepBudget;
@@ -87,40 +86,6 @@ impl EvictionRight {
     }
 }
 
-/// Why there is no place for a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
-#[serde(rename_all = "kebab-case", tag = "code")]
-pub enum WaitReason {
-    #[error("the planner does not support one of the pod's constraints: {0}")]
-    UnsupportedFilter(UnsupportedRule),
-    #[error("the pod requests devices of a device plugin, and the kubelet picks them")]
-    DevicePlugin,
-    #[error("in shadow mode Stowage places no pod")]
-    ShadowMode,
-    #[error("the pod requests no GPU, and the planner places only pods that do")]
-    NoGpuRequested,
-    #[error("the pod's request is invalid; the answer to its filter request says why")]
-    InvalidRequest,
-    #[error("no node matches the pod's constraints, regardless of free VRAM")]
-    NoNode,
-    #[error("{} the pod's constraints, and none has enough free GPUs; on one of them {nearest}", plural_match(*nodes))]
-    InsufficientVram { nodes: u32, nearest: Misfit },
-    #[error("the pod requests {vram}, and its tenant has reached its limit")]
-    TenantLimit { vram: Bytes },
-    #[error("other pods could be evicted for the pod, but {0}")]
-    EvictionLimit(EvictionLimit),
-    #[error("{here} of the group's {wanted} pods exist")]
-    GroupIncomplete { here: u32, wanted: u32 },
-    #[error("{placed} of the group's {wanted} pods can be placed, and a group is placed whole or not at all")]
-    GroupTooLarge { placed: u32, wanted: u32 },
-    #[error("planning fails on the pod, which is a defect of Stowage; the log of its leader says where")]
-    PlanningFailed,
-}
-
-fn plural_match(nodes: u32) -> String {
-    format!("{} {}", plural(nodes, "node"), if nodes == 1 { "matches" } else { "match" })
-}
-
 impl PlannedPlacement {
     /// Takes the reservation in a ledger, which checks it again.
     pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
@@ -135,46 +100,6 @@ impl PlannedPlacement {
 struct PlanView<'a> {
     ledger: &'a Ledger,
     snapshot: &'a Snapshot,
-}
-
-impl WaitReason {
-    /// Without figures, because what is written to a pod must not change with each run.
-    pub fn describe(&self) -> String {
-        match self {
-            Self::UnsupportedFilter(_)
-            | Self::DevicePlugin
-            | Self::ShadowMode
-            | Self::NoGpuRequested
-            | Self::InvalidRequest
-            | Self::NoNode
-            | Self::TenantLimit { .. }
-            | Self::EvictionLimit(_)
-            | Self::PlanningFailed => self.to_string(),
-            Self::InsufficientVram { nearest, .. } => {
-                format!("no node that matches the pod's constraints can take it: {}", nearest.phrase())
-            }
-            Self::GroupIncomplete { .. } => "not all pods of its group exist".into(),
-            Self::GroupTooLarge { .. } => "not all pods of its group can be placed".into(),
-        }
-    }
-
-    /// A short name for conditions and metrics.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::UnsupportedFilter(_) => "unsupported-filter",
-            Self::DevicePlugin => "device-plugin",
-            Self::ShadowMode => "shadow-mode",
-            Self::NoGpuRequested => "no-gpu-requested",
-            Self::InvalidRequest => "invalid-request",
-            Self::NoNode => "no-node",
-            Self::InsufficientVram { .. } => "insufficient-vram",
-            Self::TenantLimit { .. } => "tenant-limit",
-            Self::EvictionLimit(_) => "eviction-limit",
-            Self::GroupIncomplete { .. } => "group-incomplete",
-            Self::GroupTooLarge { .. } => "group-too-large",
-            Self::PlanningFailed => "planning-failed",
-        }
-    }
 }
 
 /// The steps, and the pods that the plan did not reach within its bounds.

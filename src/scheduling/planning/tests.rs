@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::OwnerUid;
-use crate::scheduling::kube_filters::{ClusterFilters, Requirements};
+use crate::scheduling::kube_filters::{ClusterFilters, Requirements, UnsupportedRule};
 use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, placed, roomy, steps, uid};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -12,7 +12,7 @@ use crate::scheduling::vocabulary::disruption_info::{
 };
 use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Millis, Percent};
+use crate::units::{Bytes, Millis, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

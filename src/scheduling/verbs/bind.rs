@@ -46,14 +46,6 @@ pub enum BindAnswer {
     AlreadyBound,
 }
 
-/// Why nothing is to be written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BindRefusal {
-    Conflict(AssumeConflict),
-    /// The pod requests VRAM in shadow mode.
-    InShadow,
-}
-
 impl BindAsked {
     /// For a pod of the ledger; `None` if it is not there.
     pub fn of(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
@@ -63,22 +55,22 @@ impl BindAsked {
 }
 
 impl Change for BindAsked {
-    type Output = Result<BindAnswer, BindRefusal>;
+    type Output = Result<BindAnswer, AssumeConflict>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let ledger = &mut cluster.ledger;
         let pod = ledger.pod_state(&self.uid).filter(|pod| pod.key == self.key);
-        let pod = pod.ok_or(BindRefusal::Conflict(AssumeConflict::UnknownPod))?;
+        let pod = pod.ok_or(AssumeConflict::UnknownPod)?;
         let policy = ledger.policy();
         if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
-            return Err(BindRefusal::InShadow);
+            return Err(AssumeConflict::InShadow);
         }
         let now = ledger.now();
         let (demand, policy) = (pod.demand.clone(), policy.digest);
         let is_reserved = pod.reservation().is_some();
         let shows_reservation = ledger.may_show_reservation(&self.uid);
         let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| now.since(since));
-        let (placement, is_new) = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
+        let (placement, is_new) = match ledger.assume(&self.uid, &self.node)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
             AssumeResult::New(placement) => (placement, true),
             AssumeResult::InFlight(placement) => (placement, false),

@@ -24,7 +24,7 @@
 
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
-use crate::scheduling::ledger::{AssumedPod, PodPhase, PodState};
+use crate::scheduling::ledger::{AssumeConflict, AssumedPod, PodPhase, PodState};
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -41,19 +41,12 @@ pub enum BindingStep {
     Pause(Millis),
     /// The pod is bound as requested.
     Bound,
-    Failed(NotBound),
+    /// The pod is not bound as requested.
+    Failed(AssumeConflict),
     /// The result is unknown: answer so, and start a settling loop.
     Settle,
     /// Nothing is left to settle.
     Over,
-}
-
-/// Why a pod is not bound as requested.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotBound {
-    Refused,
-    OnAnotherNode,
-    Gone,
 }
 
 /// On whose behalf a Binding is written.
@@ -153,7 +146,7 @@ impl Change for BindingAnswered {
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
                 match is_new && !cluster.forget_if_landed(&uid, now, latest_landing) {
                     true => BindingStep::Settle,
-                    false => BindingStep::Failed(NotBound::Refused),
+                    false => BindingStep::Failed(AssumeConflict::Refused),
                 }
             }
             (BindingAnswer::Refused, BindingStage::Settling) => {
@@ -182,13 +175,13 @@ impl Change for BindingRead {
         match (pod, stage) {
             (PodRead::Gone, _) => {
                 cluster.ledger.release(&uid);
-                cluster.end_loop(&uid, &placement, stage, BindingStep::Failed(NotBound::Gone))
+                cluster.end_loop(&uid, &placement, stage, BindingStep::Failed(AssumeConflict::PodGone))
             }
             (PodRead::Bound { node, devices, borrows }, _) => {
                 cluster.confirm(&uid, &placement, &node, devices, borrows);
                 let step = match node == placement.node {
                     true => BindingStep::Bound,
-                    false => BindingStep::Failed(NotBound::OnAnotherNode),
+                    false => BindingStep::Failed(AssumeConflict::BoundElsewhere { node }),
                 };
                 cluster.end_loop(&uid, &placement, stage, step)
             }

@@ -7,6 +7,7 @@ use super::filter::{FilterDecided, offered, refused};
 use super::preempt_device_plugin::NarrowedCandidates;
 use super::request::{DecisionView, VerbRequest};
 use super::{Change, Cluster};
+use crate::coded::labels;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase};
 use crate::scheduling::placing::rank::Shortlist;
@@ -14,24 +15,26 @@ use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use serde::{Deserialize, Serialize};
 
-/// How Stowage's decision compares with what was done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ShadowOutcome {
-    Same,
-    /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
-    Different,
-    /// It would have rejected every node.
-    WouldReject,
-    /// It would have ranked the nodes; kube-scheduler ranked them itself.
-    WouldRank,
-    /// Of the nodes to preempt on it would have kept one.
-    WouldNarrow,
-    WouldNotPreempt,
-    /// Bound without any request to this process.
-    NotAsked,
-    /// The pod requests VRAM, which shadow mode does not provide.
-    Refused,
+labels! {
+    /// How Stowage's decision compares with what was done.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum ShadowOutcome: code {
+        "same" Same,
+        /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
+        "different" Different,
+        /// It would have rejected every node.
+        "would-reject" WouldReject,
+        /// It would have ranked the nodes; kube-scheduler ranked them itself.
+        "would-rank" WouldRank,
+        /// Of the nodes to preempt on it would have kept one.
+        "would-narrow" WouldNarrow,
+        "would-not-preempt" WouldNotPreempt,
+        /// Bound without any request to this process.
+        "not-asked" NotAsked,
+        /// The pod requests VRAM, which shadow mode does not provide.
+        "refused" Refused,
+    }
 }
 
 /// The node that the latest filter decision would have chosen for a pod.
@@ -53,30 +56,6 @@ enum ExpectedNode {
 pub struct LetThrough(pub VerbRequest);
 
 impl ShadowOutcome {
-    pub const ALL: [Self; 8] = [
-        Self::Same,
-        Self::Different,
-        Self::WouldReject,
-        Self::WouldRank,
-        Self::WouldNarrow,
-        Self::WouldNotPreempt,
-        Self::NotAsked,
-        Self::Refused,
-    ];
-
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Same => "same",
-            Self::Different => "different",
-            Self::WouldReject => "would-reject",
-            Self::WouldRank => "would-rank",
-            Self::WouldNarrow => "would-narrow",
-            Self::WouldNotPreempt => "would-not-preempt",
-            Self::NotAsked => "not-asked",
-            Self::Refused => "refused",
-        }
-    }
-
     /// Whether the pod would have been treated differently.
     pub fn is_news(self) -> bool {
         !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)

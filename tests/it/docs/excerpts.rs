@@ -31,6 +31,18 @@ fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
 }
 
 #[test]
+fn the_table_of_refusals_has_every_reason_why_a_node_does_not_fit() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshooting.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let table = page.split("\n### Refusals\n").nth(1).unwrap().split("\n### ").next().unwrap();
+    let codes: Vec<&str> =
+        table.lines().filter_map(|row| row.strip_prefix("| `")?.split(" | ").next()).collect();
+    for code in stowage::scheduling::reasons::Misfit::CODES {
+        assert!(codes.iter().any(|codes| format!("`{codes}").contains(&format!("`{code}`"))), "{code}");
+    }
+}
+
+#[test]
 fn the_readmes_pictures_exist_and_have_descriptions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();

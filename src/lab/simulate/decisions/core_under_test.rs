@@ -12,7 +12,8 @@ use crate::scheduling::placing::rank::Shortlist;
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::bind::{BindAnswer, BindDecision, BindRefusal};
+use crate::scheduling::reasons::AssumeConflict;
+use crate::scheduling::verbs::bind::{BindAnswer, BindDecision};
 use crate::scheduling::verbs::{Change, Cluster};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
@@ -70,12 +71,11 @@ impl CoreUnderTest {
     /// The answer of bind, as it is heard; the decision is changed with it, so that the world goes on by what was answered.
     pub fn heard_bind(
         &self,
-        answer: Result<BindAnswer, BindRefusal>,
+        answer: Result<BindAnswer, AssumeConflict>,
         spec: &PodSpec,
     ) -> (SeenBind, Option<BindDecision>) {
         let mut decision = match answer {
-            Err(BindRefusal::Conflict(conflict)) => return (SeenBind::Conflict(conflict.code()), None),
-            Err(BindRefusal::InShadow) => return (SeenBind::Conflict("in-shadow"), None),
+            Err(conflict) => return (SeenBind::Conflict(conflict.code()), None),
             Ok(BindAnswer::AlreadyBound) => return (SeenBind::AlreadyBound, None),
             Ok(BindAnswer::Write(decision)) => decision,
         };

@@ -1,5 +1,6 @@
 //! A conflict as it is reported: by kind in metrics, in words on the pods, in logs and in an explanation.
 
+use crate::coded::labels;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -19,19 +20,21 @@ pub struct GpuConflict {
     pub capacity: Option<Bytes>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GpuConflictKind {
-    /// Bound pods were granted more than the GPU has.
-    Overcommitted,
-    /// A pod that has the GPU exclusively is not alone on it.
-    ExclusiveShared,
-    /// Reservations keep more than the GPU has, or one of several keeps it whole.
-    ReservationsOverlap,
-    /// A reservation keeps VRAM of a bound pod that is not its victim.
-    ReservationOverBound,
-    /// A bound pod records a GPU that its node does not have.
-    UnknownGpu,
+labels! {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum GpuConflictKind: code {
+        /// Bound pods were granted more than the GPU has.
+        "overcommitted" Overcommitted,
+        /// A pod that has the GPU exclusively is not alone on it.
+        "exclusive-shared" ExclusiveShared,
+        /// Reservations keep more than the GPU has, or one of several keeps it whole.
+        "reservations-overlap" ReservationsOverlap,
+        /// A reservation keeps VRAM of a bound pod that is not its victim.
+        "reservation-over-bound" ReservationOverBound,
+        /// A bound pod records a GPU that its node does not have.
+        "unknown-gpu" UnknownGpu,
+    }
 }
 
 /// A pod's part in a conflict.
@@ -53,28 +56,6 @@ pub enum PartyRole {
     Exclusive,
     Holds,
     HoldsExclusive,
-}
-
-impl GpuConflictKind {
-    /// Every kind, in order of declaration.
-    pub const ALL: [Self; 5] = [
-        Self::Overcommitted,
-        Self::ExclusiveShared,
-        Self::ReservationsOverlap,
-        Self::ReservationOverBound,
-        Self::UnknownGpu,
-    ];
-
-    /// The label of metrics.
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Overcommitted => "overcommitted",
-            Self::ExclusiveShared => "exclusive-shared",
-            Self::ReservationsOverlap => "reservations-overlap",
-            Self::ReservationOverBound => "reservation-over-bound",
-            Self::UnknownGpu => "unknown-gpu",
-        }
-    }
 }
 
 impl PartyRole {

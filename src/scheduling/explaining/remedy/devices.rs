@@ -37,9 +37,9 @@ fn free_some(
     resource: &PluginResource,
     asked: u32,
 ) -> Option<RemedyChange> {
-    let lacking = |(place, misfit): (usize, Misfit)| match misfit {
-        Misfit::DevicesInUse { left, .. } => Some((asked - left, place)),
-        _ => None,
+    let lacking = |(place, misfit)| {
+        let Misfit::DevicesInUse { left, .. } = misfit else { return None };
+        Some((asked - left, place))
     };
     let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;
     let gpu_candidate = GpuCandidate { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };

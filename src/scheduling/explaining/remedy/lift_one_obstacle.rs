@@ -6,37 +6,15 @@ use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::explaining::obstacle::{Obstacle, obstacles};
 use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
+use crate::scheduling::reasons::{LIFTS, Lift, LiftedPlace, Named, lifted_from_gpus, lifted_if};
 use crate::scheduling::verbs::ClusterCopy;
-use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
+use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
-use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Millis, Percent};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LiftedObstacle {
-    Gate,
-    Pressure,
-    ClassExclusions,
-    Pool,
-    Spare,
-    MigLayout,
-    Health,
-    Residents,
-}
-
-const ALL: [LiftedObstacle; 8] = [
-    LiftedObstacle::Gate,
-    LiftedObstacle::Pressure,
-    LiftedObstacle::ClassExclusions,
-    LiftedObstacle::Pool,
-    LiftedObstacle::Spare,
-    LiftedObstacle::MigLayout,
-    LiftedObstacle::Health,
-    LiftedObstacle::Residents,
-];
+use std::collections::BTreeSet;
 
 /// How many of the nodes that the same change helps are compared to find the nearest.
 const COMPARED: usize = 16;
@@ -49,19 +27,27 @@ struct LiftedNodes {
 }
 
 pub fn lifted(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let mut changes: Vec<RemedyChange> =
-        free_more(facts, outline).into_iter().chain(start_agent(cluster, facts, outline)).collect();
-    for lift in ALL {
-        let found = find(lift, facts, outline);
-        changes.extend(lift.told(cluster, facts, &found));
-    }
-    changes
+    let gate = find(without_start_gate, facts, outline);
+    let pressure = find(without_limits, facts, outline);
+    let first = [
+        free_more(facts, outline),
+        start_agent(cluster, facts, outline),
+        earliest_start_gate(cluster, facts, &gate),
+        calmest(cluster, facts, &pressure),
+    ];
+    let others =
+        LIFTS.iter().map(|(code, lift)| told(code, lift, cluster, facts, &find(lift.apply, facts, outline)));
+    first.into_iter().chain(others).flatten().collect()
 }
 
-fn find(lift: LiftedObstacle, facts: &Facts, outline: &NodeOutline) -> LiftedNodes {
+fn find(
+    apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> LiftedNodes {
     let mut found = LiftedNodes::default();
     for (place, _) in outline.refused_and_open(facts) {
-        let lifted = lift.applied(&facts.snapshot.nodes()[place], facts.demand());
+        let lifted = apply(&facts.snapshot.nodes()[place], facts.demand());
         let Some(gpus) = lifted.and_then(|(node, demand)| gpu_candidates(&node, &demand, facts.allowance))
         else {
             continue;
@@ -74,95 +60,51 @@ fn find(lift: LiftedObstacle, facts: &Facts, outline: &NodeOutline) -> LiftedNod
     found
 }
 
-impl LiftedObstacle {
-    /// The node and the demand without the obstacle; `None` where it is no obstacle.
-    fn applied(self, node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
-        let edited = |edit: &dyn Fn(&mut Gpu)| {
-            let mut gpus = node.gpus.to_vec();
-            gpus.iter_mut().for_each(edit);
-            (*gpus != *node.gpus).then(|| (Node { gpus: gpus.into(), ..node.clone() }, demand.clone()))
-        };
-        let opened = |open: Node| Some((open, demand.clone()));
-        match self {
-            Self::Gate => edited(&|gpu| gpu.starting = false),
-            Self::Pressure => {
-                let terms = ClassTerms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
-                let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
-                is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
-            }
-            Self::ClassExclusions => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
-            Self::Pool if node.classes.contains(demand.class) => None,
-            Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
-            Self::Spare if demand.kept.is_empty() => None,
-            Self::Spare => Some((node.clone(), Demand { kept: SpareSet::NONE, ..demand.clone() })),
-            Self::MigLayout if !node.miscut => None,
-            Self::MigLayout => opened(Node { miscut: false, ..node.clone() }),
-            Self::Health => edited(&|gpu| gpu.health = Health::Healthy),
-            Self::Residents => edited(&empty),
-        }
-    }
-
-    fn told(self, cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
-        let nodes = found.nodes;
-        let (place, gpus) = *found.gpu_candidates.first()?;
-        let node = &facts.snapshot.nodes()[place];
-        let known = NodeDetails::take(cluster, &node.name);
-        let gpu_candidate = gpu_candidate(node, gpus);
-        let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
-            let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
-            let mut names: Vec<String> = gpus.iter().flat_map(on).collect();
-            names.sort();
-            names.dedup();
-            names
-        };
-        let class = || facts.policy.class(facts.demand().class).name.clone();
-        Some(match self {
-            Self::Gate => return earliest_start_gate(cluster, facts, found),
-            Self::Pressure => return calmest(cluster, facts, found),
-            Self::ClassExclusions => {
-                let excluding =
-                    |place: usize| known.on(&node.devices, place, facts).excluding(facts.demand());
-                RemedyChange::ShareClasses {
-                    gpu_candidate,
-                    class: class(),
-                    by: gpus.iter().flat_map(excluding).collect(),
-                    nodes,
-                }
-            }
-            Self::Pool if facts.demand().terms.confined => {
-                RemedyChange::AddPoolToClass { gpu_candidate, class: class(), pool: known.pool, nodes }
-            }
-            Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
-            Self::Spare => RemedyChange::KeepFewerSpare { gpu_candidate, class: class(), nodes },
-            Self::MigLayout => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },
-            Self::Health => {
-                let health = gpus.iter().map(|place| node.gpus[place].health);
-                let health =
-                    health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
-                RemedyChange::RepairGpu { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
-            }
-            Self::Residents => RemedyChange::WaitForEmptyGpu {
-                gpu_candidate,
-                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved),
-                nodes,
-            },
-        })
-    }
+fn without_start_gate(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
+    lifted_from_gpus(node, demand, |gpu| gpu.starting = false)
 }
 
-fn empty(gpu: &mut Gpu) {
-    *gpu = Gpu {
-        charged: Bytes::ZERO,
-        softly_reserved: Bytes::ZERO,
-        engine_softly_reserved: false,
-        excluded_by_soft_reservations: ClassSet::NONE,
-        engine_load: EngineLoad::NONE,
-        excluded_classes: ClassSet::NONE,
-        tenants: 0,
-        exclusive: false,
-        starting: false,
-        ..*gpu
+fn without_limits(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
+    let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
+    lifted_if(is_busy, node, demand, |_, demand| {
+        demand.terms = ClassTerms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
+    })
+}
+
+/// What the reason's entry says of the nearest node.
+fn told(
+    code: &str,
+    lift: &Lift,
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    found: &LiftedNodes,
+) -> Option<RemedyChange> {
+    let (place, gpus) = *found.gpu_candidates.first()?;
+    let node = &facts.snapshot.nodes()[place];
+    let known = NodeDetails::take(cluster, &node.name);
+    let named = |place: usize| {
+        let there = known.on(&node.devices, place, facts);
+        match lift.names {
+            Named::Nobody => Vec::new(),
+            Named::Residents => there.named(|one| one.presence != OccupantPhase::SoftlyReserved),
+            Named::Excluding => there.excluding(facts.demand()),
+        }
     };
+    let by: BTreeSet<String> = gpus.iter().flat_map(named).collect();
+    let by: Vec<String> = by.into_iter().collect();
+    let is_lost = gpus.iter().any(|place| node.gpus[place].health == Health::Lost);
+    let gpu_candidate = gpu_candidate(node, gpus);
+    let action = (lift.action)(&LiftedPlace {
+        node: &node.name,
+        gpus: &gpu_candidate.to_string(),
+        fits: &gpu_candidate.fits(),
+        are_several: gpu_candidate.gpus.len() > 1,
+        class: &facts.policy.class(facts.demand().class).name,
+        pool: known.pool.as_deref(),
+        by: &by,
+        state: if is_lost { "lost" } else { "draining" },
+    });
+    Some(RemedyChange::Lift { reason: code.into(), action, gpu_candidate, by, nodes: found.nodes })
 }
 
 /// The node where the last obstructing engine finishes starting soonest.

@@ -12,10 +12,11 @@ mod victims;
 
 pub use impasse::{Impasse, ImpasseKind, impasse};
 
-use super::classification::asked_vram;
 use super::explanation::{PodVerdict, ShareAmount};
 use super::facts::Facts;
 use super::nodes::NodeOutline;
+use super::units::{amount, length, quantity};
+use crate::coded::coded;
 use crate::ids::NodeName;
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::ledger::PodPhase;
@@ -23,13 +24,17 @@ use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::rank::shortlist;
+use crate::scheduling::reasons::{LIFTS, list};
 use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{GpuSet, Health};
+use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Millis, Percent};
+use crate::units::{Bytes, Millis, Percent, plural};
+use sentence::{
+    DESCRIBE, add_gpu_text, gate, not_bound, on_so_many, others, preempt, pressure, requeued, start_agent,
+};
 use serde::{Deserialize, Serialize};
 
 /// One change that would help, and its text.
@@ -49,68 +54,100 @@ pub struct GpuCandidate {
     pub gpus: Vec<u32>,
 }
 
-/// Every change but the first five and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
-pub enum RemedyChange {
-    /// The pod fits, and the scheduler has not asked about it since this process observed it.
-    NotAsked,
-    /// The pod fits, and was offered a node that it was not bound to.
-    NotBound { node: NodeName, attempts: u32 },
-    /// The pod fits now; it was refused before that.
-    Requeued { woken: u32, ago_millis: Millis },
-    /// The pod fits only on nodes that the scheduler did not ask about when it was refused.
-    RejectedByOthers { node: NodeName, nodes: u32 },
-    /// The pod has a reservation, and these victims have not left yet.
-    WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
-
-    /// A starting engine is the only obstacle.
-    WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
-    /// Other pods are evicted for it.
-    Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
-    /// The engines there have less load.
-    WaitForEngines {
-        gpu_candidate: GpuCandidate,
-        by: Vec<String>,
-        kv_cache_percent: Option<Percent>,
-        kv_cache_limit_percent: Option<Percent>,
-        queue: Option<u32>,
-        queue_limit: Option<u32>,
-    },
-    /// The pod asks for less VRAM.
-    RequestLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
-    /// The pod is spread over more GPUs, or fewer.
-    ChangeGpuCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
-    /// The pod does not require exclusive GPUs.
-    Share { gpu_candidate: GpuCandidate },
-    /// Its tenant may use more, by so much.
-    RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
-    /// Such nodes have no report; their GPUs are unknown, so it is unknown whether the pod fits there.
-    StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
-    /// No node is known to have a GPU, and none says by its labels that it has one.
-    LabelGpuNodes,
-    /// The node's pool accepts the pod's class.
-    AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
-    /// The class is kept in other node pools.
-    AddPoolToClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
-    /// The policy keeps fewer GPUs free.
-    KeepFewerSpare { gpu_candidate: GpuCandidate, class: String, nodes: u32 },
-    /// The node's GPUs are partitioned as its pool expects.
-    Repartition { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
-    /// Both classes share GPUs with each other.
-    ShareClasses { gpu_candidate: GpuCandidate, class: String, by: Vec<String>, nodes: u32 },
-    /// The GPU accepts pods again.
-    RepairGpu { gpu_candidate: GpuCandidate, health: Health, nodes: u32 },
-    /// This much more VRAM is free there.
-    FreeVram { gpu_candidate: GpuCandidate, short_bytes: Bytes },
-    /// All other pods leave these GPUs.
-    WaitForEmptyGpu { gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
-    /// The pod requests fewer devices.
-    FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
-    /// This many more devices are free there.
-    FreeDevices { gpu_candidate: GpuCandidate, resource: String, missing: u32 },
-    /// Another GPU is added.
-    AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
+coded! {
+    /// Every change but the first five and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
+    /// the role that has to act: none, the pod's owner, the policy's owner (12), or the cluster's owner.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
+    pub enum RemedyChange: (u8, Option<&GpuCandidate>) {
+        /// The pod fits, and the scheduler has not asked about it since this process observed it.
+        "not-asked" NotAsked,
+            "it fits, and kube-scheduler has not asked: check that spec.schedulerName is the profile with Stowage's extender, and look for \
+             scheduling gates, unbound volumes and quotas; {DESCRIBE}"
+            => (0, None);
+        /// The pod fits, and was offered a node that it was not bound to.
+        "not-bound" NotBound { node: NodeName, attempts: u32 },
+            "{}", not_bound(node, *attempts)
+            => (0, None);
+        /// The pod fits now; it was refused before that.
+        "requeued" Requeued { woken: u32, ago_millis: Millis },
+            "{}", requeued(*woken, *ago_millis)
+            => (0, None);
+        /// The pod fits only on nodes that the scheduler did not ask about when it was refused.
+        "rejected-by-others" RejectedByOthers { node: NodeName, nodes: u32 },
+            "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, affinity, CPU, memory or \
+             volumes; {DESCRIBE}", others(*nodes)
+            => (1, None);
+        /// The pod has a reservation, and these victims have not left yet.
+        "wait-for-victims" WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
+            "wait: {left} of {} ({}) on {node} not terminated yet; the reservation lasts for {} more",
+            plural(victims.len(), "victim"), list(victims), length(*deadline_in_millis)
+            => (0, None);
+        /// A starting engine is the only obstacle.
+        "wait-for-start-gate" WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
+            "wait: the engine of {} is starting on {gpu_candidate}; {}", list(by), gate(*opens_in_millis)
+            => (2, Some(gpu_candidate));
+        /// Other pods are evicted for it.
+        "preempt" Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
+            "{}", preempt(gpu_candidate, victims, *needs)
+            => (if matches!(needs, PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_)) { 3 } else { 8 }, Some(gpu_candidate));
+        /// The engines there have less load.
+        "wait-for-engines" WaitForEngines {
+            gpu_candidate: GpuCandidate, by: Vec<String>,
+            kv_cache_percent: Option<Percent>, kv_cache_limit_percent: Option<Percent>, queue: Option<u32>, queue_limit: Option<u32>
+        },
+            "no VRAM is missing on {gpu_candidate}, but {} (the engine of {}): wait until it has less to do, or give it another replica",
+            pressure((*kv_cache_percent, *kv_cache_limit_percent), (*queue, *queue_limit)), list(by)
+            => (4, Some(gpu_candidate));
+        /// The pod asks for less VRAM.
+        "request-less" RequestLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
+            "request {} of stowage.dev/vram instead of {}: {} then",
+            quantity(*vram_bytes), quantity(*instead_of_bytes), gpu_candidate.fits()
+            => (if vram_bytes.times(2) >= *instead_of_bytes { 5 } else { MUCH_LESS }, Some(gpu_candidate));
+        /// The pod is spread over more GPUs, or fewer.
+        "change-gpu-count" ChangeGpuCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
+            "{}: {} then", on_so_many(*gpus), gpu_candidate.fits()
+            => (6, Some(gpu_candidate));
+        /// The pod does not require exclusive GPUs.
+        "share" Share { gpu_candidate: GpuCandidate },
+            "let it share its GPU (leave the annotation stowage.dev/exclusive out): {} then", gpu_candidate.fits()
+            => (7, Some(gpu_candidate));
+        /// Its tenant may use more, by so much.
+        "raise-limit" RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
+            "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have terminated: {} then",
+            amount(*by, "nothing"), gpu_candidate.fits()
+            => (10, Some(gpu_candidate));
+        /// Such nodes have no report; their GPUs are unknown, so it is unknown whether the pod fits there.
+        "start-agent" StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
+            "{}{}", start_agent(node, *freshness), others(*nodes)
+            => (11, None);
+        /// No node is known to have a GPU, and none says by its labels that it has one.
+        "label-gpu-nodes" LabelGpuNodes,
+            "no node is known to have a GPU: label those that have one nvidia.com/gpu.present=true, so that the agent starts there and \
+             reports its GPUs"
+            => (11, None);
+        /// A reason goes away, as the entry of this code in the list of reasons says; `by` are the pods that the action names.
+        "lift" Lift { reason: String, action: String, gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
+            "{action}{}", others(*nodes)
+            => (effort_of(reason), Some(gpu_candidate));
+        /// This much more VRAM is free there.
+        "free-vram" FreeVram { gpu_candidate: GpuCandidate, short_bytes: Bytes },
+            "free {short_bytes} more on {gpu_candidate}: nothing else is missing there"
+            => (9, Some(gpu_candidate));
+        /// The pod requests fewer devices.
+        "fewer-devices" FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
+            "request {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
+            => (6, Some(gpu_candidate));
+        /// This many more devices are free there.
+        "free-devices" FreeDevices { gpu_candidate: GpuCandidate, resource: String, missing: u32 },
+            "wait until {missing} more of {resource} is free on {gpu_candidate}; kube-scheduler preempts pods for it as far as priorities and \
+             the policy allow"
+            => (9, Some(gpu_candidate));
+        /// Another GPU is added.
+        "add-gpu" AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
+            "add a node {}", add_gpu_text(*needs_bytes, *total_bytes, *headroom_percent, *gpus)
+            => (16, None);
+    }
 }
 
 /// A pod that would have to be evicted.
@@ -170,7 +207,7 @@ pub fn remedies(
         PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
         PodVerdict::DoesNotFit => changes(cluster, facts, outline),
     };
-    changes.sort_by_key(|change| effort(change, facts.demand()));
+    changes.sort_by_key(|change| change.entry().1.0);
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
 }
 
@@ -189,87 +226,33 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
     changes.extend(lift_one_obstacle::lifted(cluster, facts, outline));
-    let is_one = |change: &RemedyChange| {
-        change.gpu_candidate().is_some() && effort(change, facts.demand()) < MUCH_LESS
-    };
-    let seats_somebody = changes.iter().any(is_one);
-    if !seats_somebody && !facts.demand().asks_plugin() {
+    let seats = |change: &RemedyChange| matches!(change.entry().1, (..MUCH_LESS, Some(_)));
+    if !changes.iter().any(seats) && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
     // Emptying a GPU is proposed only where nothing smaller helps there.
     let is_smaller = |change: &RemedyChange| {
-        use RemedyChange::{FreeVram, Preempt, ShareClasses, WaitForEngines, WaitForStartGate};
-        matches!(
-            change,
-            FreeVram { .. }
-                | Preempt { .. }
-                | ShareClasses { .. }
-                | WaitForEngines { .. }
-                | WaitForStartGate { .. }
-        )
+        use RemedyChange::{FreeVram, Lift, Preempt, WaitForEngines, WaitForStartGate};
+        match change {
+            Lift { reason, .. } => reason == "class-excluded",
+            FreeVram { .. } | Preempt { .. } | WaitForEngines { .. } | WaitForStartGate { .. } => true,
+            _ => false,
+        }
     };
     if changes.iter().any(is_smaller) {
-        changes.retain(|change| !matches!(change, RemedyChange::WaitForEmptyGpu { .. }));
+        changes.retain(|change| change.entry().1.0 != EMPTYING);
     }
     changes
 }
 
 /// A pod with less than half of the VRAM that it was meant to have runs another engine.
 const MUCH_LESS: u8 = 15;
+/// The effort of waiting until all pods have left a GPU.
+const EMPTYING: u8 = 14;
 
-/// The effort of a change, by the role that has to act: none, the pod's owner, the policy's owner, or the cluster's owner.
-fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
-    match change {
-        RemedyChange::NotAsked
-        | RemedyChange::NotBound { .. }
-        | RemedyChange::Requeued { .. }
-        | RemedyChange::WaitForVictims { .. } => 0,
-        RemedyChange::RejectedByOthers { .. } => 1,
-        RemedyChange::WaitForStartGate { .. } => 2,
-        RemedyChange::Preempt { needs: PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_), .. } => 3,
-        RemedyChange::WaitForEngines { .. } => 4,
-        RemedyChange::RequestLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
-        RemedyChange::ChangeGpuCount { .. } | RemedyChange::FewerDevices { .. } => 6,
-        RemedyChange::Share { .. } => 7,
-        RemedyChange::Preempt { .. } => 8,
-        RemedyChange::FreeVram { .. } | RemedyChange::FreeDevices { .. } => 9,
-        RemedyChange::RaiseLimit { .. } => 10,
-        RemedyChange::StartAgent { .. } | RemedyChange::LabelGpuNodes => 11,
-        RemedyChange::AdmitClass { .. }
-        | RemedyChange::AddPoolToClass { .. }
-        | RemedyChange::ShareClasses { .. }
-        | RemedyChange::KeepFewerSpare { .. } => 12,
-        RemedyChange::RepairGpu { .. } | RemedyChange::Repartition { .. } => 13,
-        RemedyChange::WaitForEmptyGpu { .. } => 14,
-        RemedyChange::RequestLess { .. } => MUCH_LESS,
-        RemedyChange::AddGpu { .. } => 16,
-    }
-}
-
-impl RemedyChange {
-    /// Where the pod would fit.
-    pub fn gpu_candidate(&self) -> Option<&GpuCandidate> {
-        match self {
-            Self::WaitForStartGate { gpu_candidate, .. }
-            | Self::Preempt { gpu_candidate, .. }
-            | Self::WaitForEngines { gpu_candidate, .. }
-            | Self::RequestLess { gpu_candidate, .. }
-            | Self::ChangeGpuCount { gpu_candidate, .. }
-            | Self::Share { gpu_candidate }
-            | Self::RaiseLimit { gpu_candidate, .. }
-            | Self::AdmitClass { gpu_candidate, .. }
-            | Self::AddPoolToClass { gpu_candidate, .. }
-            | Self::KeepFewerSpare { gpu_candidate, .. }
-            | Self::Repartition { gpu_candidate, .. }
-            | Self::ShareClasses { gpu_candidate, .. }
-            | Self::RepairGpu { gpu_candidate, .. }
-            | Self::FewerDevices { gpu_candidate, .. }
-            | Self::FreeDevices { gpu_candidate, .. }
-            | Self::FreeVram { gpu_candidate, .. }
-            | Self::WaitForEmptyGpu { gpu_candidate, .. } => Some(gpu_candidate),
-            _ => None,
-        }
-    }
+/// Of the change that takes a reason away.
+fn effort_of(reason: &str) -> u8 {
+    LIFTS.iter().find(|(code, _)| *code == reason).map_or(MUCH_LESS, |(_, lift)| lift.effort)
 }
 
 fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {

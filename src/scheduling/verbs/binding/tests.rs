@@ -3,7 +3,7 @@
 use super::*;
 use crate::scheduling::ledger::{AssumeConflict, ObservedWaiting};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::scheduling::verbs::filter::FilterAsked;
 use crate::scheduling::verbs::observe::PodDeleted;
 use crate::scheduling::verbs::request::VerbRequest;
@@ -120,7 +120,7 @@ fn a_refused_binding_frees_the_gpus() {
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     let step = bench.answered(&decision, REQUEST, BindingAnswer::Refused);
-    assert_eq!((step, bench.is_assumed()), (BindingStep::Failed(NotBound::Refused), false));
+    assert_eq!((step, bench.is_assumed()), (BindingStep::Failed(AssumeConflict::Refused), false));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_second_requests_refusal_does_not_free_what_the_first_may_still_bind() {
     let stage = BindingStage::Request { is_new: false };
     assert_eq!(
         bench.answered(&second, stage, BindingAnswer::Refused),
-        BindingStep::Failed(NotBound::Refused)
+        BindingStep::Failed(AssumeConflict::Refused)
     );
     assert!(bench.is_assumed());
     assert_eq!(bench.answered(&first, REQUEST, BindingAnswer::Written), BindingStep::Bound);
@@ -145,9 +145,9 @@ fn a_conflict_is_settled_by_a_read() {
         (PodRead::Bound { node: node("a"), devices: None, borrows: false }, BindingStep::Bound),
         (
             PodRead::Bound { node: node("b"), devices, borrows: false },
-            BindingStep::Failed(NotBound::OnAnotherNode),
+            BindingStep::Failed(AssumeConflict::BoundElsewhere { node: node("b") }),
         ),
-        (PodRead::Gone, BindingStep::Failed(NotBound::Gone)),
+        (PodRead::Gone, BindingStep::Failed(AssumeConflict::PodGone)),
         (PodRead::Unbound, BindingStep::Settle),
         (PodRead::Failed, BindingStep::Settle),
     ] {
@@ -245,7 +245,7 @@ fn a_refused_binding_is_settled_if_an_earlier_one_of_a_pod_that_is_gone_may_stil
         let steps = [Some(earlier), own];
         let going_on = steps.iter().flatten().filter(|step| matches!(step, BindingStep::Pause(_))).count();
         assert_eq!(going_on, 1, "one loop for {name}: {steps:?}");
-        assert_eq!(bench.read(&asked, SETTLING, PodRead::Gone), BindingStep::Failed(NotBound::Gone));
+        assert_eq!(bench.read(&asked, SETTLING, PodRead::Gone), BindingStep::Failed(AssumeConflict::PodGone));
         assert!(bench.cluster.pod_state(&uid("p")).is_none());
         assert_eq!(bench.cluster.unsettled_bindings(), 0);
     }
@@ -277,7 +277,7 @@ fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_w
     assert!(matches!(step, BindingStep::Pause(_)), "the earlier write may land: {step:?}");
     let asked = BindAsked::of(&bench.cluster, &uid("p"), &node("a")).unwrap();
     let unsettled = AssumeConflict::Unsettled { node: node("a") };
-    assert_eq!(bench.cluster.apply(asked), Err(BindRefusal::Conflict(unsettled)));
+    assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     assert!(bench.is_assumed());
     bench.pass(LANDING + Millis(1));
     assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
@@ -355,7 +355,7 @@ fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     let asked = BindAsked::of(&bench.cluster, &uid("p"), &node("a")).unwrap();
     let unsettled = AssumeConflict::Unsettled { node: node("a") };
-    assert_eq!(bench.cluster.apply(asked), Err(BindRefusal::Conflict(unsettled)));
+    assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     bench.pass(LANDING);
     assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
     assert!(bench.ask("a").is_new, "it is decided anew");

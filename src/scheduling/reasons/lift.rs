@@ -1,0 +1,92 @@
+//! Taking one reason away: what it does to a node and a demand, so that the core can be asked again, and how a person does it.
+
+use crate::ids::NodeName;
+use crate::scheduling::vocabulary::classification::ClassSet;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::units::Bytes;
+
+/// The change that takes a reason away.
+#[derive(Debug)]
+pub struct Lift {
+    /// By the role that has to act: see the efforts of all remedies.
+    pub effort: u8,
+    pub names: Named,
+    /// The node and the demand without it; `None` where it is no obstacle.
+    pub apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
+    /// What to do, and which GPUs fit then.
+    pub action: fn(&LiftedPlace<'_>) -> String,
+}
+
+impl Lift {
+    pub(super) const fn new(
+        effort: u8,
+        names: Named,
+        apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
+        action: fn(&LiftedPlace<'_>) -> String,
+    ) -> Self {
+        Self { effort, names, apply, action }
+    }
+}
+
+/// Which pods on the GPUs the action names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    Nobody,
+    Residents,
+    /// Those whose classes do not share a GPU with the pod's.
+    Excluding,
+}
+
+/// Where the pod fits without the reason.
+#[derive(Debug)]
+pub struct LiftedPlace<'a> {
+    pub node: &'a NodeName,
+    /// `node GPUs 0 and 1`.
+    pub gpus: &'a str,
+    /// `node GPUs 0 and 1 fit`.
+    pub fits: &'a str,
+    pub are_several: bool,
+    /// Of the pod.
+    pub class: &'a str,
+    pub pool: Option<&'a str>,
+    pub by: &'a [String],
+    /// What GPUs are that are not healthy.
+    pub state: &'static str,
+}
+
+pub fn lifted_from_gpus(node: &Node, demand: &Demand, edit: fn(&mut Gpu)) -> Option<(Node, Demand)> {
+    let mut gpus = node.gpus.to_vec();
+    gpus.iter_mut().for_each(edit);
+    (*gpus != *node.gpus).then(|| (Node { gpus: gpus.into(), ..node.clone() }, demand.clone()))
+}
+
+/// If the reason `stands` there.
+pub fn lifted_if(
+    stands: bool,
+    node: &Node,
+    demand: &Demand,
+    edit: fn(&mut Node, &mut Demand),
+) -> Option<(Node, Demand)> {
+    let mut lifted = stands.then(|| (node.clone(), demand.clone()))?;
+    edit(&mut lifted.0, &mut lifted.1);
+    Some(lifted)
+}
+
+/// A GPU without its pods.
+pub(super) fn empty(gpu: &mut Gpu) {
+    *gpu = Gpu {
+        charged: Bytes::ZERO,
+        softly_reserved: Bytes::ZERO,
+        engine_softly_reserved: false,
+        excluded_by_soft_reservations: ClassSet::NONE,
+        engine_load: EngineLoad::NONE,
+        excluded_classes: ClassSet::NONE,
+        tenants: 0,
+        exclusive: false,
+        starting: false,
+        ..*gpu
+    };
+}

@@ -1,0 +1,349 @@
+//! Why a pod is not placed: the one list of reasons, each declared once, with its code, its sentences and what is answered by it.
+//! A reason may concern a node ([`Misfit`]), one GPU ([`Obstacle`]), the pod wherever it goes ([`WaitReason`]) or one attempt to place it
+//! ([`AssumeConflict`]), with other figures on each of these levels and one code on all.
+//!
+//! A new reason is an entry here, and the place where it is decided: [`fit`](super::placing::fit) for a node,
+//! [`obstacles`](super::explaining::obstacle::obstacles) for a GPU. Metrics, answers, explanations and their remedies follow from the entry;
+//! no arm of a `match` speaks for a reason that it does not name.
+
+mod declaration;
+mod eviction_limit;
+mod lift;
+mod words;
+
+pub use eviction_limit::{EvictionLimit, EvictionScope, LimitedBecause};
+pub use lift::{Lift, LiftedPlace, Named, lifted_from_gpus, lifted_if};
+pub use words::list;
+
+use super::kube_filters::UnsupportedRule;
+use super::vocabulary::classification::ClassSet;
+use super::vocabulary::cluster_share::TenantLimit;
+use super::vocabulary::gpu::Health;
+use super::vocabulary::spare::SpareSet;
+use crate::coded::coded;
+use crate::ids::NodeName;
+use crate::units::{Bytes, Millis, Percent, are, have, plural};
+use declaration::reasons;
+use serde::{Deserialize, Serialize};
+use words::{each_of, in_pool, left_of, matching, none_healthy, opens, pods_have, state};
+
+/// What is answered where a node does not fit. Without figures: the scheduler writes the text into the pod's condition, and a text
+/// that changed with the free VRAM would wake the pod each time (1,415 filter calls in 10 s were measured).
+#[derive(Debug, Clone, Copy)]
+pub struct NodeAnswers {
+    pub filter: &'static str,
+    /// If it came up after `filter` had accepted the node.
+    pub conflict: &'static str,
+    /// In a plan of how many nodes there are to be.
+    pub plan: &'static str,
+    /// Whether more nodes of the kind help in such a plan.
+    pub by_count: bool,
+}
+
+const fn answers(filter: &'static str, conflict: &'static str) -> NodeAnswers {
+    NodeAnswers { filter, conflict, plan: "give more nodes", by_count: false }
+}
+
+const fn now(conflict: &'static str) -> NodeAnswers {
+    answers(NOW, conflict)
+}
+
+impl NodeAnswers {
+    const fn in_plan(self, plan: &'static str) -> Self {
+        Self { plan, ..self }
+    }
+
+    const fn or_more_nodes(self, plan: &'static str) -> Self {
+        Self { plan, by_count: true, ..self }
+    }
+}
+
+impl Misfit {
+    /// What `filter` answers.
+    pub fn phrase(&self) -> &'static str {
+        self.entry().1.filter
+    }
+}
+
+impl AssumeConflict {
+    /// What `bind` answers; the same text each time.
+    pub fn phrase(&self) -> &'static str {
+        self.entry().1
+    }
+}
+
+impl WaitReason {
+    /// Without figures, because what is written to a pod must not change with each run.
+    pub fn condition(&self) -> String {
+        self.entry().1.unwrap_or_else(|| self.to_string())
+    }
+}
+
+/// One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed would wake the pod as a
+/// figure would.
+const NOW: &str = "no GPU can take the pod now";
+const TAKEN: &str = "conflict: another pod took the GPU in the meantime";
+const REPORTED: &str = "conflict: what the node's agent reports has changed";
+const GPUS_CHANGED: &str = "conflict: the node's GPUs have changed";
+const POOL_CHANGED: &str = "conflict: the node's pool has changed";
+const LIMIT_REACHED: &str = "conflict: the tenant's limit was reached";
+
+const OTHER_ALLOCATOR: &str = "ask for nvidia.com/gpu, or take the allocator out of the policy's node pool";
+const RAISE_LIMIT: &str = "raise the limit of its tenant in the policy, or give more nodes where the limit is a share of the cluster";
+
+impl From<Misfit> for AssumeConflict {
+    fn from(misfit: Misfit) -> Self {
+        Self::NoLongerFits(misfit)
+    }
+}
+
+// Recordings keep a digest of reasons by their places in this list: a new one for nodes comes after the others.
+reasons! {
+    UnknownNode = "unknown-node" {
+        node "Stowage knows no node with this name"
+            => answers("node unknown to Stowage", "conflict: node unknown to Stowage");
+    }
+    DevicePluginNode = "device-plugin-node" {
+        node "a device plugin allocates this node's GPUs (nvidia.com/* is allocatable there); remove the plugin from the node to let Stowage place pods there"
+            => answers("a device plugin allocates the node's GPUs", "conflict: a device plugin allocates the node's GPUs").in_plan(OTHER_ALLOCATOR);
+    }
+    StowageNode = "stowage-node" {
+        node "Stowage allocates this node's GPUs, and the pod requests devices of a device plugin; request stowage.dev/vram, or return the node to the plugin"
+            => answers("Stowage allocates the node's GPUs", "conflict: Stowage allocates the node's GPUs");
+    }
+    DraNode = "dra-node" {
+        node "a DRA driver publishes this node's GPUs as ResourceSlices, and kube-scheduler allocates them to claims; remove the driver from the node to let Stowage place pods there"
+            => answers("a DRA driver allocates the node's GPUs", "conflict: a DRA driver allocates the node's GPUs").in_plan(OTHER_ALLOCATOR);
+    }
+    TooFewDevices = "too-few-devices" {
+        node { allocatable: u32, asked: u32 }
+            "the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device")
+            => answers("the device plugin offers too few GPUs on the node", GPUS_CHANGED);
+    }
+    DevicesInUse = "devices-in-use" {
+        node { left: u32, allocatable: u32, asked: u32 }
+            "the pod requests {} of the device plugin; of the node's {allocatable} {left} {} free", plural(*asked, "device"), are(*left)
+            => answers("the device plugin has no GPU left on the node now", TAKEN);
+    }
+    NoGpus = "no-gpus" {
+        node "the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels"
+            => answers("no GPU known on the node", GPUS_CHANGED);
+    }
+    NoHealthyGpu = "no-healthy-gpu" {
+        node { gpus: u32 } "{}", none_healthy(*gpus)
+            => answers("no healthy GPU", GPUS_CHANGED);
+        lift Lift::new(13, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.health = Health::Healthy),
+            |at| format!("{} is {}; once healthy, the pod fits", at.gpus, at.state));
+    }
+    // The GPU accepts no pods.
+    Unhealthy = "unhealthy" {
+        gpu { health: Health } "it is {}", state(*health) => 7;
+    }
+    TooFewGpus = "too-few-gpus" {
+        node { usable: u32, asked: u32 }
+            "the pod requests {} of one node; this one has {usable} that it can use", plural(*asked, "GPU")
+            => answers("too few GPUs on the node", GPUS_CHANGED);
+    }
+    // A process cannot span MIG slices, and the pod wants several GPUs.
+    Slice = "slice" {
+        gpu "it is a MIG slice, and a pod over several GPUs gets whole ones" => 8;
+    }
+    TooLarge = "too-large" {
+        node { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes }
+            "the pod requests {per_gpu} on {}; {} of this node can allocate that much, the largest {largest}", each_of(*asked), plural(*large_enough, "GPU")
+            => answers("no GPU is large enough", GPUS_CHANGED);
+    }
+    // Too small even if it were empty.
+    TooSmall = "too-small" {
+        gpu { needs_bytes: Bytes, allocatable_bytes: Bytes, short_bytes: Bytes }
+            "needs {needs_bytes}, and it has {allocatable_bytes} allocatable even if it is empty: {short_bytes} too small" => 8;
+    }
+    NoFreshReport = "no-fresh-report" {
+        node "the node's agent has not reported recently, and the policy refuses such nodes (telemetry.expired); is the agent running?"
+            => now(REPORTED);
+    }
+    Occupied = "occupied" {
+        node { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes }
+            "the pod requests {per_gpu} on {}; unaccounted VRAM in use leaves that much on {}, {most} at most", each_of(*asked), plural(*large_enough, "GPU")
+            => now(REPORTED);
+    }
+    // Two engines that start at once break each other.
+    EngineStarting = "engine-starting" {
+        node { starting: u32, asked: u32 }
+            "an engine is starting on {} that the pod could use, and only one may start on a GPU at a time; the pod requests {asked}", plural(*starting, "GPU")
+            => now("conflict: another engine began to start");
+        gpu { by: Vec<String>, opens_in_millis: Option<Millis> }
+            "{} an engine that is starting there{}", pods_have(by), opens(*opens_in_millis) => 1;
+    }
+    EnginesBusy = "engines-busy" {
+        node { busy: u32, asked: u32, kv_cache: Percent, queue: u32 }
+            "the engines on {} that the pod could use are busier than its class allows (KV cache {kv_cache}, {queue} waiting on the least busy); the pod requests {asked}", plural(*busy, "GPU")
+            => now(REPORTED);
+    }
+    // The engines' KV cache is fuller than the pod's class allows.
+    KvCacheFull = "kv-cache-full" {
+        gpu { percent: Percent, limit_percent: Percent, above_points: u8 }
+            "its engines' KV cache is at {percent}, {above_points} points above the class's limit of {limit_percent}" => 3;
+    }
+    // More requests wait than the pod's class allows.
+    QueueLong = "queue-long" {
+        gpu { queue: u32, limit: u32, above: u32 }
+            "{} {} for its engines, {above} above the class's limit of {limit}", plural(*queue, "request"), if *queue == 1 { "waits" } else { "wait" } => 2;
+    }
+    NoEmptyGpu = "no-empty-gpu" {
+        node { empty: u32, asked: u32 } "the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU")
+            => now(TAKEN);
+        lift Lift::new(14, Named::Residents, |node, demand| lifted_from_gpus(node, demand, lift::empty),
+            |at| format!("wait until {} {} left {}: empty, {}", list(at.by), have(at.by.len().max(1)), at.gpus, if at.are_several { "they fit" } else { "it fits" }));
+    }
+    // A resident pod has the GPU exclusively.
+    Exclusive = "exclusive" {
+        gpu { by: Vec<String> } "{} it exclusively", pods_have(by) => 5;
+    }
+    // The pod wants the GPU exclusively, and other pods are on it.
+    NotEmpty = "not-empty" {
+        gpu { by: Vec<String> } "the pod requests it exclusively, and {} VRAM on it", pods_have(by) => 5;
+    }
+    // Too little is free.
+    InsufficientVram = "insufficient-vram" {
+        node { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes }
+            "the pod requests {per_gpu} on {}; {} of this node {} that much free, the most is {most_free}", each_of(*asked), plural(*fitting, "GPU"), have(*fitting)
+            => now(TAKEN);
+        gpu { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes } "needs {needs_bytes}, {free_bytes} free: {short_bytes} short" => 4;
+        pod { nodes: u32, nearest: Misfit } "{} the pod's constraints, and none has enough free GPUs; on one of them {nearest}", matching(*nodes)
+            => Some(format!("no node that matches the pod's constraints can take it: {}", nearest.phrase()));
+    }
+    ClassNotAdmitted = "class-not-admitted" {
+        node "the node's pool does not admit the pod's class; see nodePools in the policy"
+            => answers("the node's pool does not admit the pod's class", POOL_CHANGED);
+        lift Lift::new(12, Named::Nobody,
+            |node, demand| lifted_if(!demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
+            |at| format!("admit class {} to {} (nodePools[].classes in the policy): {} then", at.class, in_pool(at.pool), at.fits));
+    }
+    ClassKeptInPools = "class-kept-in-pools" {
+        node "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
+            => answers("the node is in no pool of the pod's class", POOL_CHANGED);
+        lift Lift::new(12, Named::Nobody,
+            |node, demand| lifted_if(demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
+            |at| match at.pool {
+                Some(pool) => format!("add node pool {pool} to `pools` of class {} in the policy: {} then", at.class, at.fits),
+                None => format!("add {} to a node pool that class {} is kept in in the policy: {} then", at.node, at.class, at.fits),
+            });
+    }
+    MigLayoutMismatch = "mig-layout-mismatch" {
+        node "the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy"
+            => now(POOL_CHANGED);
+        lift Lift::new(13, Named::Nobody, |node, demand| lifted_if(node.miscut, node, demand, |node, _| node.miscut = false),
+            |at| format!("partition the GPUs of {} as {} expects, or change its `mig` in the policy: {} then", at.node, in_pool(at.pool), at.fits));
+    }
+    // The resident pods' classes share no GPU with the pod's class, or the pod's class with theirs.
+    ClassExcluded = "class-excluded" {
+        node { usable: u32, excluded_classes: u32, asked: u32 }
+            "on {excluded_classes} of {} with enough free VRAM are pods whose classes share no GPU with the pod's; the pod requests {asked}", plural(*usable, "GPU")
+            => now(TAKEN);
+        gpu { by: Vec<String> } "{} a class that shares no GPU with the pod's", pods_have(by) => 6;
+        lift Lift::new(12, Named::Excluding, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.excluded_classes = ClassSet::NONE),
+            |at| format!(
+                "let class {} share a GPU with the class of {} (mayShareWith of both, in the policy), or wait until those pods have terminated: {} then",
+                at.class, list(at.by), at.fits
+            ));
+    }
+    TenantLimit = "tenant-limit" {
+        node { vram: Bytes, left: TenantLimit } "the pod requests {vram}, and its tenant's limit leaves {}", left_of(*left)
+            => answers("the limit of the pod's tenant is reached", LIMIT_REACHED).or_more_nodes(RAISE_LIMIT);
+        pod { vram: Bytes } "the pod requests {vram}, and its tenant has reached its limit" => None;
+    }
+    TenantLimitOnNode = "tenant-limit-on-node" {
+        node { left: TenantLimit } "on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", left_of(*left)
+            => now(LIMIT_REACHED).or_more_nodes(RAISE_LIMIT);
+    }
+    // One of the last free GPUs, which the policy keeps from the pod's class.
+    KeptSpare = "spare" {
+        node { kept: u32, asked: u32 }
+            "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), are(*kept)
+            => now(TAKEN).or_more_nodes("planning.spare keeps the last free GPUs from preemptible pods: give more nodes, or keep fewer");
+        gpu "it is one of the last free GPUs, which planning.spare keeps from preemptible classes" => 4;
+        lift Lift::new(12, Named::Nobody, |node, demand| lifted_if(!demand.kept.is_empty(), node, demand, |_, demand| demand.kept = SpareSet::NONE),
+            |at| format!("wait until more GPUs are free, or keep fewer of them from class {} (planning.spare in the policy): {} then", at.class, at.fits));
+    }
+    VictimsLeaving = "victims-leaving" {
+        node { remaining: u32 } "GPUs of this node are reserved for the pod; waiting for {} to terminate", plural(*remaining, "victim")
+            => answers("waiting for preempted pods to terminate", "conflict: preempted pods have not terminated yet");
+    }
+
+    UnsupportedFilter = "unsupported-filter" {
+        pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;
+    }
+    DevicePlugin = "device-plugin" {
+        pod "the pod requests devices of a device plugin, and the kubelet picks them" => None;
+    }
+    ShadowMode = "shadow-mode" {
+        pod "in shadow mode Stowage places no pod" => None;
+    }
+    NoGpuRequested = "no-gpu-requested" {
+        pod "the pod requests no GPU, and the planner places only pods that do" => None;
+    }
+    InvalidRequest = "invalid-request" {
+        pod "the pod's request is invalid; the answer to its filter request says why" => None;
+    }
+    NoNode = "no-node" {
+        pod "no node matches the pod's constraints, regardless of free VRAM" => None;
+    }
+    EvictionLimit = "eviction-limit" {
+        pod (limit: EvictionLimit) "other pods could be evicted for the pod, but {limit}" => None;
+    }
+    GroupIncomplete = "group-incomplete" {
+        pod { here: u32, wanted: u32 } "{here} of the group's {wanted} pods exist"
+            => Some("not all pods of its group exist".into());
+    }
+    GroupTooLarge = "group-too-large" {
+        pod { placed: u32, wanted: u32 } "{placed} of the group's {wanted} pods can be placed, and a group is placed whole or not at all"
+            => Some("not all pods of its group can be placed".into());
+    }
+    PlanningFailed = "planning-failed" {
+        pod "planning fails on the pod, which is a defect of Stowage; the log of its leader says where" => None;
+    }
+
+    UnknownPod = "unknown-pod" {
+        bind "no pod with this UID is pending" => "conflict: pod unknown to Stowage or gone";
+    }
+    BoundElsewhere = "bound-elsewhere" {
+        bind { node: NodeName } "the pod is already bound to {node}" => "conflict: pod is bound to another node";
+    }
+    // Of an earlier request.
+    Unsettled = "unsettled" {
+        bind { node: NodeName } "an earlier Binding of this pod to {node} is not settled yet" => "conflict: an earlier binding is not settled";
+    }
+    NoLongerFits = "no-longer-fits" {
+        bind [misfit.code()] (misfit: Misfit) "the node no longer fits: {misfit}" => misfit.entry().1.conflict;
+    }
+    VictimGone = "victim-gone" {
+        bind "a victim is gone" => "conflict: a victim has terminated";
+    }
+    VictimProtected = "victim-protected" {
+        bind "a victim may no longer be evicted for this pod" => "conflict: a victim is now protected";
+    }
+    AlreadyReserved = "already-reserved" {
+        bind { node: NodeName } "the pod already has a reservation on {node}" => "conflict: the pod already has a reservation";
+    }
+    // The pod requests VRAM.
+    InShadow = "shadow" {
+        bind "shadow mode" => NO_VRAM_IN_SHADOW;
+    }
+    PodGone = "pod-gone" {
+        bind "the pod is gone" => "conflict: pod is gone";
+    }
+    Refused = "refused" {
+        bind "the API server refused the Binding" => "the API server refused the binding";
+    }
+    // The write of this request.
+    Unanswered = "unsettled" {
+        bind "the Binding is not settled yet" => "the API server did not say whether the pod is bound; it is being read";
+    }
+}
+
+/// What `filter` and `bind` answer in shadow mode for a pod that requests VRAM.
+pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and allocates no stowage.dev/vram";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! Parts of the sentences of reasons.
+
+use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::units::{self, Millis, length, plural};
+
+/// The greatest number of pods that a sentence names.
+const NAMED: usize = 3;
+
+/// `a, b and 2 more`; "another pod", if the ledger does not know the pods.
+pub fn list(names: &[String]) -> String {
+    match names {
+        [] => "another pod".into(),
+        [one] => one.clone(),
+        _ if names.len() > NAMED => {
+            format!("{} and {} more", names[..NAMED].join(", "), names.len() - NAMED)
+        }
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// `a, b and 2 more have`.
+pub(super) fn pods_have(names: &[String]) -> String {
+    format!("{} {}", list(names), units::have(names.len().max(1)))
+}
+
+pub(super) fn each_of(gpus: u32) -> String {
+    if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+}
+
+pub(super) fn none_healthy(gpus: u32) -> String {
+    match gpus {
+        1 => "the node's GPU is not healthy".into(),
+        _ => format!("none of the node's {gpus} GPUs is healthy"),
+    }
+}
+
+pub(super) fn state(health: Health) -> &'static str {
+    match health {
+        Health::Lost => "lost",
+        Health::Draining | Health::Healthy => "draining and takes no more pods",
+    }
+}
+
+pub(super) fn opens(gate: Option<Millis>) -> String {
+    gate.map_or(String::new(), |left| format!("; its start gate opens in at most {}", length(left)))
+}
+
+pub(super) fn matching(nodes: u32) -> String {
+    format!("{} {}", plural(nodes, "node"), if nodes == 1 { "matches" } else { "match" })
+}
+
+pub(super) fn in_pool(pool: Option<&str>) -> String {
+    pool.map_or("its node pool".into(), |pool| format!("node pool {pool}"))
+}
+
+/// `2.0 GiB of VRAM and 0.500 GPUs`.
+pub(super) fn left_of(limit: TenantLimit) -> String {
+    let vram = limit.vram.map(|vram| format!("{vram} of VRAM"));
+    let gpus = limit.milli_gpus.map(|milli| format!("{}.{:03} GPUs", milli / 1000, milli % 1000));
+    vram.into_iter().chain(gpus).collect::<Vec<_>>().join(" and ")
+}
