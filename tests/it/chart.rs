@@ -75,7 +75,8 @@ fn every_value_reaches_what_it_is_for() {
     let one = rendered(&helm, &["--set", "replicas=1,image.tag=9.9.9,monitoring.namespace=observability"]);
     let stowage = named(&one, "Deployment", "stowage").unwrap();
     assert_eq!(stowage["spec"]["replicas"], 1);
-    assert!(named(&one, "PodDisruptionBudget", "stowage").is_none(), "it would block every drain");
+    let budget = named(&one, "PodDisruptionBudget", "stowage").unwrap();
+    assert_eq!(budget["spec"]["maxUnavailable"], 1, "one that wants a pod available blocks every drain");
     let images = one.iter().flat_map(|object| {
         let containers = object["spec"]["template"]["spec"]["containers"].as_array();
         containers.into_iter().flatten().map(|container| container["image"].as_str().unwrap())
