@@ -5,7 +5,7 @@
 use crate::cli::note;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
-use crate::kubernetes::uninstall::{self, Failure, Leftovers};
+use crate::kubernetes::uninstall::{self, Failure, Leftovers, OWN_OBJECTS};
 use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
@@ -86,6 +86,15 @@ fn what_stays(found: &Leftovers) -> String {
                 .into(),
         );
     }
+    if !found.objects.is_empty() {
+        let each = found
+            .objects
+            .iter()
+            .flat_map(|(kind, names)| names.iter().map(move |name| format!("{kind}/{name}")));
+        let kinds: Vec<&str> = found.objects.keys().map(String::as_str).collect();
+        lines.push(format!("Of manifests that were applied: {}.", each.collect::<Vec<_>>().join(", ")));
+        lines.push(format!("  kubectl -n kube-system delete {} -l {OWN_OBJECTS}", kinds.join(",")));
+    }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
@@ -122,5 +131,24 @@ mod tests {
         let stays = what_stays(&found);
         assert!(stays.contains("3 pods (team-a: 2, team-b: 1)"), "{stays}");
         assert!(stays.contains("no scheduler will place them: 1 pod (team-b: 1)"), "{stays}");
+    }
+
+    #[test]
+    fn what_a_change_of_overlay_left_is_named_with_the_command_that_deletes_it() {
+        let mut found = Leftovers::default();
+        let objects =
+            |kind: &str, names: &[&str]| (kind.to_owned(), names.iter().map(|name| (*name).into()).collect());
+        found.objects = [
+            objects("configmaps", &["stowage-kube-scheduler-abc"]),
+            objects("poddisruptionbudgets", &["stowage"]),
+        ]
+        .into();
+        let stays = what_stays(&found);
+        assert!(
+            stays.contains("configmaps/stowage-kube-scheduler-abc, poddisruptionbudgets/stowage."),
+            "{stays}"
+        );
+        let command = "kubectl -n kube-system delete configmaps,poddisruptionbudgets -l app.kubernetes.io/part-of=stowage";
+        assert!(stays.contains(command), "{stays}");
     }
 }
