@@ -10,13 +10,13 @@ use super::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
@@ -25,79 +25,59 @@ const LONGEST_TURN: Duration = Duration::from_secs(600);
 /// After this, a pod that the API server has not shown starts without a turn.
 const UNKNOWN_POD: Duration = Duration::from_secs(30);
 /// More than a node has pods. What asks beyond starts at once.
-const MAX_ASKS: usize = 512;
+const MAX_TURNS: usize = 512;
+/// Between attempts to reach the agent.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
 
-/// The pods that start, and those that wait for them, in the order in which they asked.
+/// The pods that start and those that wait, in the order in which they asked: none waits for one behind it.
 #[derive(Debug, Default)]
-pub struct Turns {
-    asks: Vec<Ask>,
-    turns: BTreeMap<PodUid, Turn>,
-}
-
-#[derive(Debug)]
-struct Ask {
-    /// As its cgroup names the pod: several, where a node runs inside another node's pod; the outermost comes first.
-    pods: Arc<[PodUid]>,
-    since: Instant,
-    is_told: bool,
-    connection: UnixStream,
-}
+pub struct Turns(Vec<Turn>);
 
 #[derive(Debug)]
 struct Turn {
-    devices: Vec<GpuUuid>,
-    began: Instant,
-    /// The pod was seen not to be ready since: after a boot the API server shows for a while how it was before.
+    pod: PodUid,
+    /// When it asked, or was let go.
+    since: Instant,
+    /// While it waits. Nothing is sent on it; that it is closed is the answer.
+    connection: Option<UnixStream>,
+    /// The pod was seen not to be ready since it started: after a boot the API server shows for a while how it was before.
     was_unready: bool,
 }
 
 impl Turns {
-    fn ask(&mut self, pods: Arc<[PodUid]>, connection: UnixStream) {
-        if self.asks.len() < MAX_ASKS {
-            self.asks.push(Ask { pods, since: Instant::now(), is_told: false, connection });
+    /// A pod that asks again starts anew.
+    fn ask(&mut self, pod: PodUid, connection: UnixStream) {
+        self.0.retain(|turn| turn.pod != pod);
+        if self.0.len() < MAX_TURNS {
+            info!(%pod, "asks for its turn to start");
+            let (since, connection) = (Instant::now(), Some(connection));
+            self.0.push(Turn { pod, since, connection, was_unready: false });
         }
     }
 
-    /// Ends turns, and lets those start whose GPUs are free then. A pod waits for those that asked before it.
+    /// Ends turns, and lets those start whose GPUs are free then.
     pub fn round(&mut self, pods: &[PodOnNode], now: Instant) {
-        let pod_of = |uid: &PodUid| pods.iter().find(|pod| pod.uid == *uid);
-        self.turns.retain(|uid, turn| {
-            let Some(pod) = pod_of(uid).filter(|pod| !pod.is_leaving) else { return false };
-            turn.was_unready |= !pod.is_ready;
-            !(turn.was_unready && pod.is_ready) && now.duration_since(turn.began) < LONGEST_TURN
-        });
-        let mut taken: BTreeSet<&GpuUuid> = BTreeSet::new();
-        let of_turns: Vec<GpuUuid> = self.turns.values().flat_map(|turn| turn.devices.clone()).collect();
-        taken.extend(&of_turns);
-        for mut ask in std::mem::take(&mut self.asks).into_iter().filter(Ask::is_open) {
-            let Some(pod) = ask.pods.iter().rev().find_map(pod_of) else {
-                if now.duration_since(ask.since) < UNKNOWN_POD {
-                    self.asks.push(ask);
-                }
-                continue;
+        let mut taken: Vec<&GpuUuid> = Vec::new();
+        self.0.retain_mut(|turn| {
+            let lasted = now.duration_since(turn.since);
+            let Some(pod) = pods.iter().find(|pod| pod.uid == turn.pod && !pod.is_leaving) else {
+                return turn.connection.is_some() && lasted < UNKNOWN_POD;
             };
-            let devices = pod.devices.as_deref().unwrap_or_default();
-            if !self.turns.contains_key(&pod.uid) {
-                if devices.iter().any(|gpu| taken.contains(gpu)) {
-                    if !std::mem::replace(&mut ask.is_told, true) {
-                        info!(pod = %pod.key, "waits for its turn to start");
-                    }
-                    self.asks.push(ask);
-                } else {
+            let gpus = || pod.devices.iter().flatten();
+            match &turn.connection {
+                // It has given up.
+                Some(connection) if matches!(connection.try_read(&mut [0]), Ok(0)) => return false,
+                Some(_) if gpus().any(|gpu| taken.contains(&gpu)) => {}
+                Some(_) => {
                     info!(pod = %pod.key, "starts: it is its turn");
-                    let turn = Turn { devices: devices.to_vec(), began: now, was_unready: !pod.is_ready };
-                    self.turns.insert(pod.uid.clone(), turn);
+                    (turn.connection, turn.since, turn.was_unready) = (None, now, !pod.is_ready);
                 }
-                taken.extend(devices);
+                None if turn.was_unready && pod.is_ready || lasted >= LONGEST_TURN => return false,
+                None => turn.was_unready |= !pod.is_ready,
             }
-        }
-    }
-}
-
-impl Ask {
-    /// It has not given up. Nothing is ever sent to it, nor by it.
-    fn is_open(&self) -> bool {
-        matches!(self.connection.try_read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+            taken.extend(gpus());
+            true
+        });
     }
 }
 
@@ -116,16 +96,38 @@ pub fn serve(socket: &Path, proc: PathBuf) -> Result<(Arc<Mutex<Turns>>, AbortOn
             match listener.accept().await {
                 Ok((connection, _)) => {
                     let pid = connection.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
-                    if let Some(Ok(ProcessOwner::Pod(pods))) = pid.map(|pid| cgroups.place(pid)) {
-                        asked.lock().ask(pods, connection);
+                    // A node inside another node's pod names that pod first.
+                    if let Some(Ok(ProcessOwner::Pod(pods))) = pid.map(|pid| cgroups.place(pid))
+                        && let Some(pod) = pods.last()
+                    {
+                        asked.lock().ask(pod.clone(), connection);
                     }
                 }
                 // Too many open files, for one.
-                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+                Err(_) => sleep(TRY_AGAIN).await,
             }
         }
     });
     Ok((turns, AbortOnDropHandle::new(serving)))
+}
+
+/// Waits for the turn of the pod that this process belongs to. Returns how that ended; whatever fails lets the pod start.
+pub async fn wait(socket: &Path, limit: Duration, agent_limit: Duration) -> &'static str {
+    let connected = async {
+        loop {
+            match UnixStream::connect(socket).await {
+                Ok(agent) => return agent,
+                Err(_) => sleep(TRY_AGAIN).await,
+            }
+        }
+    };
+    let turn = async {
+        match timeout(agent_limit, connected).await {
+            Ok(agent) => agent.readable().await.map_or("the agent has gone", |()| "it is this pod's turn"),
+            Err(_) => "no agent answers: the pod starts without a turn",
+        }
+    };
+    timeout(limit, turn).await.unwrap_or("the limit has passed: the pod starts without a turn")
 }
 
 #[cfg(test)]

@@ -333,7 +333,7 @@ impl Cli {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
-            Command::WaitTurn(args) => runtime.block_on(args.run()),
+            Command::WaitTurn(args) => Ok(runtime.block_on(args.run())),
             Command::Completion(args) => args.run(),
             Command::Man(args) => args.run(),
             Command::Version => {

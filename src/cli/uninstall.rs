@@ -5,7 +5,7 @@
 use crate::cli::note;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
-use crate::kubernetes::uninstall::{self, Failure, Leftovers, OWN_OBJECTS};
+use crate::kubernetes::uninstall::{self, Failure, Leftovers};
 use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
@@ -28,6 +28,11 @@ pub struct UninstallArgs {
     #[arg(long)]
     dry_run: bool,
 }
+
+/// Of every kind of which [`Leftovers::objects`] may have some.
+const DELETE_OBJECTS: &str = "kubectl -n kube-system delete configmaps,poddisruptionbudgets,validatingadmissionpolicies,\
+                              validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings \
+                              -l app.kubernetes.io/part-of=stowage";
 
 /// Failures that are printed one by one.
 const SHOWN: usize = 10;
@@ -87,13 +92,8 @@ fn what_stays(found: &Leftovers) -> String {
         );
     }
     if !found.objects.is_empty() {
-        let each = found
-            .objects
-            .iter()
-            .flat_map(|(kind, names)| names.iter().map(move |name| format!("{kind}/{name}")));
-        let kinds: Vec<&str> = found.objects.keys().map(String::as_str).collect();
-        lines.push(format!("Of manifests that were applied: {}.", each.collect::<Vec<_>>().join(", ")));
-        lines.push(format!("  kubectl -n kube-system delete {} -l {OWN_OBJECTS}", kinds.join(",")));
+        lines.push(format!("Of manifests that were applied: {}.", found.objects.join(", ")));
+        lines.push(format!("  {DELETE_OBJECTS}"));
     }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
@@ -136,19 +136,9 @@ mod tests {
     #[test]
     fn what_a_change_of_overlay_left_is_named_with_the_command_that_deletes_it() {
         let mut found = Leftovers::default();
-        let objects =
-            |kind: &str, names: &[&str]| (kind.to_owned(), names.iter().map(|name| (*name).into()).collect());
-        found.objects = [
-            objects("configmaps", &["stowage-kube-scheduler-abc"]),
-            objects("poddisruptionbudgets", &["stowage"]),
-        ]
-        .into();
+        found.objects = vec!["poddisruptionbudgets/stowage".into(), "configmaps/stowage-policy".into()];
         let stays = what_stays(&found);
-        assert!(
-            stays.contains("configmaps/stowage-kube-scheduler-abc, poddisruptionbudgets/stowage."),
-            "{stays}"
-        );
-        let command = "kubectl -n kube-system delete configmaps,poddisruptionbudgets -l app.kubernetes.io/part-of=stowage";
-        assert!(stays.contains(command), "{stays}");
+        assert!(stays.contains(": poddisruptionbudgets/stowage, configmaps/stowage-policy."), "{stays}");
+        assert!(stays.contains("kubectl -n kube-system delete configmaps,poddisruptionbudgets,"), "{stays}");
     }
 }

@@ -22,7 +22,13 @@ struct FailedRead {
     last: Moment,
     /// The status of the refusal, and since when the API server refuses.
     refused: Option<(u16, Moment)>,
-    is_lasting: bool,
+}
+
+impl FailedRead {
+    /// It has been refused for so long that permissions are missing.
+    fn is_lasting(&self) -> bool {
+        self.refused.is_some_and(|(_, since)| self.last.since(since) >= LASTING)
+    }
 }
 
 /// What is new about a failure.
@@ -39,13 +45,11 @@ impl RefusedReads {
     pub fn note(&self, what: &'static str, refused: Option<u16>, now: Moment) -> ReadFailure {
         let mut reads = self.0.lock();
         let read = reads.entry(what).or_default();
-        let since = read.refused.map_or(now, |(_, since)| since);
+        let (since, was_lasting) = (read.refused.map_or(now, |(_, since)| since), read.is_lasting());
         (read.last, read.refused) = (now, refused.map(|status| (status, since)));
-        let lasts = refused.is_some() && now.since(since) >= LASTING;
-        let is_new = !std::mem::replace(&mut read.is_lasting, lasts);
         match read.trouble.begin(now) {
             true => ReadFailure::Begins,
-            false if lasts && is_new => ReadFailure::Lasts,
+            false if read.is_lasting() && !was_lasting => ReadFailure::Lasts,
             false => ReadFailure::Known,
         }
     }
@@ -58,8 +62,8 @@ impl RefusedReads {
     /// Forgets the failures that have not recurred, and returns how long they lasted. A refusal ends with a list.
     pub fn settled(&self, now: Moment) -> Vec<(&'static str, Millis)> {
         let mut reads = self.0.lock();
-        let over = |read: &FailedRead| read.refused.is_none() && now.since(read.last) >= SETTLED;
-        let settled = reads.extract_if(.., |_, read| over(read));
+        let settled =
+            reads.extract_if(.., |_, read| read.refused.is_none() && now.since(read.last) >= SETTLED);
         settled.filter_map(|(what, mut read)| Some((what, read.trouble.end(read.last)?))).collect()
     }
 
@@ -70,10 +74,9 @@ impl RefusedReads {
     /// What is refused and how that ends; `None` if nothing is.
     pub fn describe(&self) -> Option<String> {
         let reads = self.0.lock();
-        let refused =
-            || reads.iter().filter_map(|(what, read)| Some((what, read.refused?.0, read.is_lasting)));
-        let named: Vec<String> = refused().map(|(what, status, _)| format!("{what} ({status})")).collect();
-        let remedy = match refused().any(|(.., is_lasting)| is_lasting) {
+        let named = reads.iter().filter_map(|(what, read)| Some(format!("{what} ({})", read.refused?.0)));
+        let named: Vec<String> = named.collect();
+        let remedy = match reads.values().any(FailedRead::is_lasting) {
             true => "let Stowage's service account list and watch them, as manifests/base/rbac.yaml does",
             false => "one that has just started refuses all for a moment",
         };

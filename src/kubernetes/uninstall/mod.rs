@@ -9,14 +9,10 @@ mod leftovers;
 use super::objects;
 use crate::ids::{NodeName, PodKey};
 use futures::{StreamExt, stream};
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ValidatingAdmissionPolicy,
-    ValidatingAdmissionPolicyBinding,
-};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
+use kube::core::GroupVersionKind;
 use kube::{Api, Client, Error, Resource};
 use leftovers::{LeftState, PodLeftovers};
 use serde::de::DeserializeOwned;
@@ -42,7 +38,7 @@ const LONGEST_LEASE: u64 = 60;
 /// Which pods are Stowage's own.
 const OWN_PODS: &str = "app.kubernetes.io/name=stowage";
 /// The label of every object of the manifests.
-pub const OWN_OBJECTS: &str = "app.kubernetes.io/part-of=stowage";
+const OWN_OBJECTS: &str = "app.kubernetes.io/part-of=stowage";
 
 #[derive(Debug, thiserror::Error)]
 pub enum UninstallError {
@@ -69,8 +65,8 @@ pub struct Leftovers {
     pub running: BTreeMap<String, usize>,
     /// Pods that ask for VRAM and wait, by namespace. No scheduler will place them.
     pub pending: BTreeMap<String, usize>,
-    /// Objects of manifests that were applied at some time, by resource: a change of overlay leaves them, too.
-    pub objects: BTreeMap<String, Vec<String>>,
+    /// Objects of manifests that were applied at some time, such as `configmaps/NAME`: a change of overlay leaves them, too.
+    pub objects: Vec<String>,
 }
 
 impl Leftovers {
@@ -207,26 +203,25 @@ async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
 }
 
 /// Of the kinds in which overlays and components differ. A kind that is not served, or may not be listed, has none.
-async fn own_objects(client: &Client) -> BTreeMap<String, Vec<String>> {
-    let kinds = [
-        ApiResource::erase::<ConfigMap>(&()),
-        ApiResource::erase::<PodDisruptionBudget>(&()),
-        ApiResource::erase::<ValidatingAdmissionPolicy>(&()),
-        ApiResource::erase::<ValidatingAdmissionPolicyBinding>(&()),
-        ApiResource::erase::<MutatingAdmissionPolicy>(&()),
-        ApiResource::erase::<MutatingAdmissionPolicyBinding>(&()),
-    ];
-    let mut found = BTreeMap::new();
-    for kind in kinds {
-        let api = Api::<DynamicObject>::all_with(client.clone(), &kind);
+async fn own_objects(client: &Client) -> Vec<String> {
+    const ADMISSION: &str = "admissionregistration.k8s.io";
+    let mut found = Vec::new();
+    for (group, kind) in [
+        ("", "ConfigMap"),
+        ("policy", "PodDisruptionBudget"),
+        (ADMISSION, "ValidatingAdmissionPolicy"),
+        (ADMISSION, "ValidatingAdmissionPolicyBinding"),
+        (ADMISSION, "MutatingAdmissionPolicy"),
+        (ADMISSION, "MutatingAdmissionPolicyBinding"),
+    ] {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
         let Ok(list) = api.list_metadata(&ListParams::default().labels(OWN_OBJECTS)).await else { continue };
         // Elsewhere the label is anybody's.
-        let is_own = |namespace: &str| namespace == LEASE_NAMESPACE;
-        let own = list.items.into_iter().filter(|one| one.metadata.namespace.as_deref().is_none_or(is_own));
-        let names: Vec<String> = own.filter_map(|one| one.metadata.name).collect();
-        if !names.is_empty() {
-            found.insert(kind.plural, names);
-        }
+        let is_own = |namespace: &String| namespace == LEASE_NAMESPACE;
+        let own = list.items.into_iter().map(|one| one.metadata);
+        let own = own.filter(|one| one.namespace.as_ref().is_none_or(is_own));
+        found.extend(own.filter_map(|one| Some(format!("{}/{}", resource.plural, one.name?))));
     }
     found
 }

@@ -39,9 +39,11 @@ fn two_pods_on_one_gpu_start_one_after_the_other() {
     let mut command = world.agent(&["--interval", "100ms", "--extender", &agents_at(&extender), "--turns"]);
     let agent = RunningAgent::start(command.arg(&socket));
     assert!(said(asks(&world, &one, &socket)).contains("this pod's turn"));
-    let waiting = asks(&world, &two, &socket);
-    agent.line_with("waits for its turn");
+    let mut waiting = asks(&world, &two, &socket);
+    agent.line_with("asks for its turn");
+    agent.line_with("asks for its turn");
     assert!(said(asks(&world, &other, &socket)).contains("this pod's turn"), "on another GPU");
+    assert!(waiting.try_wait().unwrap().is_none(), "it asked before that one");
     let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
     world.api.patch_status("pods/default/one", &ready).unwrap();
     assert!(said(waiting).contains("this pod's turn"));
@@ -58,7 +60,8 @@ fn an_agent_that_dies_holds_no_pod() {
     let agent = RunningAgent::start(command.arg(&socket));
     said(asks(&world, &one, &socket));
     let waiting = asks(&world, &two, &socket);
-    agent.line_with("waits for its turn");
+    agent.line_with("asks for its turn");
+    agent.line_with("asks for its turn");
     agent.signal("KILL");
     said(waiting);
 }
