@@ -195,7 +195,6 @@ fn the_disruption_budget_blocks_no_drain_whatever_the_number_of_replicas() {
     assert!(!single.contains("delete"), "what a component leaves out stays on the API server");
 }
 
-/// Whichever components are chosen, their admission policies name each other's names and the agent's own flags.
 #[test]
 fn the_component_of_turns_asks_the_socket_that_it_gives_the_agent() {
     let component = text("components/start-turns/kustomization.yaml");
