@@ -10,7 +10,8 @@
 //!
 //! Each source is behind a small trait and may fail alone; the report then says which part is missing and why. [`blocking`]
 //! keeps a source that hangs from delaying the rest. [`run`] is the command's loop, [`mod@print`] its tables, [`metrics_page`]
-//! what Prometheus sees of it. Nothing here decides where a pod goes, and nothing here knows the extender except its address.
+//! what Prometheus sees of it, [`turns`] in which order pods start after a
+//! boot. Nothing here decides where a pod goes, and nothing here knows the extender except its address.
 
 pub mod blocking;
 pub mod engines;
@@ -25,3 +26,4 @@ pub mod print;
 pub mod publish;
 pub mod round;
 pub mod run;
+pub mod turns;

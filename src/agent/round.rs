@@ -36,6 +36,7 @@ pub struct Rounds {
     node: NodeName,
     boot_id: String,
     sequence: u64,
+    pub legacy_runtime: bool,
     gpus: Blocking<Result<GpuSample, String>>,
     owners: Box<dyn OwnerSource>,
     pods: Box<dyn PodSource>,
@@ -63,6 +64,7 @@ impl Rounds {
             node,
             boot_id,
             sequence: 0,
+            legacy_runtime: false,
             gpus: Blocking::start("nvml", move || gpus.sample())?,
             owners,
             pods,
@@ -98,6 +100,7 @@ impl Rounds {
             gpus,
             engines,
             findings,
+            legacy_runtime: self.legacy_runtime,
             missing,
         };
         report.keep_to_limits();
@@ -152,6 +155,12 @@ impl Rounds {
         missing
             .extend(problems.map(|reason| MissingPart { part: ReportPart::Models, reason: reason.clone() }));
     }
+}
+
+/// Whether NVIDIA's container runtime gave this container its GPUs by the hook of its legacy mode, which leaves
+/// `NVIDIA_VISIBLE_DEVICES` as it is: with CDI, in whichever mode, it becomes `void`.
+pub fn is_of_legacy_runtime(visible_devices: Option<&str>) -> bool {
+    !matches!(visible_devices, None | Some("" | "void" | "none"))
 }
 
 fn age(taken: Option<Instant>) -> Millis {

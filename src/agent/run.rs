@@ -9,7 +9,8 @@ use super::ownership::OwnerSource;
 use super::pods::PodSource;
 use super::print;
 use super::publish::{PublishOutcome, PublishState, Publisher};
-use super::round::{ReportSources, Round, Rounds};
+use super::round::{ReportSources, Round, Rounds, is_of_legacy_runtime};
+use super::turns;
 use crate::ids::NodeName;
 use crate::report::{MissingPart, ReportPart};
 use anyhow::{Context, Result, ensure};
@@ -17,6 +18,7 @@ use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,6 +41,8 @@ pub struct AgentOptions {
     pub publisher: Option<Publisher>,
     /// Where its metrics are served, if they are.
     pub metrics: Option<TcpListener>,
+    /// Where pods ask for their turn to start, and the host's `/proc`.
+    pub turns: Option<(PathBuf, PathBuf)>,
 }
 
 /// What a single sample prints.
@@ -54,6 +58,7 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
     let page = Arc::new(MetricsPage::default());
     // Ends with the runtime, which ends with this function.
     let _served = options.metrics.take().map(|listener| served(listener, &page)).transpose()?;
+    let turns = options.turns.take().map(|(socket, proc)| turns::serve(&socket, proc)).transpose()?;
     let (mut rounds, publisher) = start(options)?;
     let publisher = publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
     let mut publisher = publisher.with_patience(PATIENCE);
@@ -74,7 +79,10 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
         let turn = async {
             ticks.tick().await;
             let begun = Instant::now();
-            let Round { report, as_of, sensors, .. } = rounds.next().await;
+            let Round { report, as_of, sensors, pods } = rounds.next().await;
+            if let Some((turns, _)) = &turns {
+                turns.lock().round(&pods, Instant::now());
+            }
             page.note_round(&report, sensors, begun.elapsed());
             tell_news(&report.missing, &mut known);
             publisher.publish(report, as_of).await;
@@ -130,7 +138,9 @@ fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
     let AgentOptions { node, gpus, owners, pods, models, publisher, .. } = options;
     let engines = EngineWatcher::new(EngineLimits::default());
     let sources = ReportSources { gpus, owners, pods, models, engines };
-    Ok((Rounds::new(node, boot_id(), sources).context("no thread")?, publisher))
+    let mut rounds = Rounds::new(node, boot_id(), sources).context("no thread")?;
+    rounds.legacy_runtime = is_of_legacy_runtime(std::env::var("NVIDIA_VISIBLE_DEVICES").ok().as_deref());
+    Ok((rounds, publisher))
 }
 
 fn served(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropHandle<()>> {

@@ -29,6 +29,7 @@ mod top;
 mod traces;
 mod ui;
 mod uninstall;
+mod wait_turn;
 
 use crate::build_info;
 use crate::extender::request::RequestLimits;
@@ -72,6 +73,7 @@ use top::TopArgs;
 use traces::TraceArgs;
 use ui::UiArgs;
 use uninstall::UninstallArgs;
+use wait_turn::WaitTurnArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
 #[derive(Debug, Parser)]
@@ -125,6 +127,8 @@ enum Command {
     Simulate(SimulateArgs),
     /// Remove what Stowage wrote to nodes and pods, after you delete its manifests
     Uninstall(UninstallArgs),
+    /// Wait until it is this pod's turn to start; for an init container of the component start-turns
+    WaitTurn(WaitTurnArgs),
     /// Print a shell's completion script
     Completion(CompletionArgs),
     /// Write the man pages
@@ -209,7 +213,8 @@ struct ServeArgs {
     #[arg(long, value_name = "NAME", env = "HOSTNAME")]
     identity: Option<String>,
 
-    /// The part before `=` of the CDI names written on pods
+    /// The part before `=` of the CDI names written on pods. With another kind than the default, of which the nodes need a
+    /// specification, NVIDIA's NRI plugin gets them, too. Nodes whose agent reports NVIDIA's legacy mode get bare UUIDs
     #[arg(long, value_name = "KIND", default_value = kubernetes::CDI_KIND, value_parser = cdi_kind)]
     cdi_kind: String,
 
@@ -328,6 +333,7 @@ impl Cli {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
+            Command::WaitTurn(args) => Ok(runtime.block_on(args.run())),
             Command::Completion(args) => args.run(),
             Command::Man(args) => args.run(),
             Command::Version => {

@@ -77,6 +77,10 @@ pub struct AgentArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = super::address::address, conflicts_with = "once")]
     metrics_listen: Option<SocketAddr>,
 
+    /// A socket at which pods ask for their turn to start (`stowage wait-turn`), in a folder that they mount
+    #[arg(long, value_name = "FILE", conflicts_with = "once")]
+    turns: Option<PathBuf>,
+
     /// Sample once, print the report, and exit; with --extender, report it too
     #[arg(long)]
     once: bool,
@@ -149,6 +153,7 @@ impl AgentArgs {
         let metrics = self.metrics_listen.map(listen).transpose()?;
         Ok(AgentOptions {
             metrics,
+            turns: self.turns.map(|socket| (socket, self.proc.clone())),
             interval: self.interval,
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),

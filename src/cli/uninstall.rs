@@ -29,6 +29,11 @@ pub struct UninstallArgs {
     dry_run: bool,
 }
 
+/// Of every kind of which [`Leftovers::objects`] may have some.
+const DELETE_OBJECTS: &str = "kubectl -n kube-system delete configmaps,poddisruptionbudgets,validatingadmissionpolicies,\
+                              validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings \
+                              -l app.kubernetes.io/part-of=stowage";
+
 /// Failures that are printed one by one.
 const SHOWN: usize = 10;
 
@@ -86,6 +91,10 @@ fn what_stays(found: &Leftovers) -> String {
                 .into(),
         );
     }
+    if !found.objects.is_empty() {
+        lines.push(format!("Of manifests that were applied: {}.", found.objects.join(", ")));
+        lines.push(format!("  {DELETE_OBJECTS}"));
+    }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
@@ -122,5 +131,14 @@ mod tests {
         let stays = what_stays(&found);
         assert!(stays.contains("3 pods (team-a: 2, team-b: 1)"), "{stays}");
         assert!(stays.contains("no scheduler will place them: 1 pod (team-b: 1)"), "{stays}");
+    }
+
+    #[test]
+    fn what_a_change_of_overlay_left_is_named_with_the_command_that_deletes_it() {
+        let mut found = Leftovers::default();
+        found.objects = vec!["poddisruptionbudgets/stowage".into(), "configmaps/stowage-policy".into()];
+        let stays = what_stays(&found);
+        assert!(stays.contains(": poddisruptionbudgets/stowage, configmaps/stowage-policy."), "{stays}");
+        assert!(stays.contains("kubectl -n kube-system delete configmaps,poddisruptionbudgets,"), "{stays}");
     }
 }

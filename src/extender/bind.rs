@@ -101,7 +101,9 @@ impl BindTask {
             placement, demand, shows_reservation, policy, epoch, is_new, wakes, unplaced, ..
         } = decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
-        let order = BindOrder { key, uid, demand, placement, shows_reservation, policy, epoch };
+        let legacy_runtime = self.extender.board.has_legacy_runtime(&placement.node);
+        let order =
+            BindOrder { key, uid, demand, placement, shows_reservation, policy, epoch, legacy_runtime };
         let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
         task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new }).await?;
         if wakes && is_new {

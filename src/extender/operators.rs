@@ -348,12 +348,18 @@ mod tests {
             let body = axum::body::to_bytes(answer.into_body(), 1 << 16).await.unwrap();
             String::from_utf8(body.to_vec()).unwrap()
         };
-        extender.service.refused_reads.note("resourceslices", 403);
+        let refused = |seconds| {
+            let at = Moment(0) + Millis::seconds(seconds);
+            extender.service.refused_reads.note("resourceslices", Some(403), at);
+        };
+        refused(1);
         assert_eq!(text().await, "ok\n", "it has listed them before");
         extender.service.leadership.list_anew();
         let said = text().await;
-        assert!(said.contains("does not show resourceslices (403); let Stowage's service account"), "{said}");
-        extender.service.refused_reads.note_shown("resourceslices");
+        assert!(said.contains("does not show resourceslices (403); one that has just started"), "{said}");
+        refused(20);
+        assert!(text().await.contains("(403); let Stowage's service account"));
+        extender.service.refused_reads.note_shown("resourceslices", Moment(0));
         assert_eq!(text().await, "the watches have not synced yet\n");
     }
 

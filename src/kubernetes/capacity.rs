@@ -266,6 +266,9 @@ impl CapacityWriter {
         }
         let now = service.now();
         if let Some(pending) = self.pending.get_mut(name) {
+            if outcome.is_ok() && pending.failures > 0 {
+                tracing::info!(node = %name, failures = pending.failures, "the capacity was patched in the end");
+            }
             pending.not_before = now + pending.pause_after(outcome.is_ok());
         }
     }

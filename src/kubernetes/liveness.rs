@@ -25,6 +25,9 @@ pub async fn run(client: Client, service: Arc<Service>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let asked = service.now();
+        for (what, lasted) in service.refused_reads.settled(asked) {
+            tracing::info!(what, seconds = lasted.0 / 1000, "the watch works again");
+        }
         if service.contact.silence(asked).is_some_and(|silence| silence < QUIET) {
             continue;
         }

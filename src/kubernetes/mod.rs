@@ -69,8 +69,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use watch::WatchFeed;
 
-/// The vendor and class that NVIDIA's tools generate CDI specifications for.
-pub const CDI_KIND: &str = "runtime.nvidia.com/gpu";
+/// The vendor and class in CDI names, unless `--cdi-kind` says otherwise.
+pub const CDI_KIND: &str = objects::IN_MEMORY_CDI_KIND;
 
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {

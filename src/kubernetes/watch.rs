@@ -14,9 +14,9 @@ pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 
 use super::index::{ClusterIndex, namespaces};
 use super::port::{ControlPlane, PodEvent};
-use crate::service::{SeenCount, Service};
+use crate::service::{ReadFailure, SeenCount, Service};
 use catching_up::stays_behind;
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::PartialObjectMeta;
@@ -52,6 +52,7 @@ pub async fn pods(client: Client, feed: WatchFeed) {
     let handler = || WatchHandler {
         take: WatchFeed::pod,
         fails: wait_for_it,
+        unread: UNPLACED,
         expect_list: ClusterIndex::expect_pods,
         page: PAGE,
     };
@@ -73,6 +74,7 @@ pub async fn nodes(client: Client, feed: WatchFeed) {
     let taking = WatchHandler {
         take: WatchFeed::node,
         fails: wait_for_it,
+        unread: UNPLACED,
         expect_list: ClusterIndex::expect_nodes,
         page: PAGE,
     };
@@ -83,6 +85,7 @@ pub async fn budgets(client: Client, feed: WatchFeed) {
     let taking = WatchHandler {
         take: WatchFeed::budget,
         fails: WatchFeed::budgets_failed,
+        unread: "no pod is evicted",
         expect_list: ClusterIndex::expect_budgets,
         page: PAGE,
     };
@@ -93,7 +96,8 @@ pub async fn budgets(client: Client, feed: WatchFeed) {
 pub async fn namespaces(client: Client, feed: WatchFeed) {
     let handler = || WatchHandler {
         take: WatchFeed::namespace,
-        fails: WatchFeed::namespaces_failed,
+        fails: retry_or_relist,
+        unread: "a policy that selects them by label (namespaceSelector) does not come into force",
         expect_list: ClusterIndex::expect_namespaces,
         page: PAGE,
     };
@@ -124,6 +128,8 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
 struct WatchHandler<K> {
     take: fn(&WatchFeed, Event<K>),
     fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
+    /// What follows while they may not be read.
+    unread: &'static str,
     expect_list: fn(&mut ClusterIndex, u64),
     /// Objects in one page of a list.
     page: u32,
@@ -142,9 +148,15 @@ enum WatchEnd {
     Ended,
 }
 
+const UNPLACED: &str = "nothing is placed before they have been listed";
+
 /// Without pods and nodes there is nothing to do but to wait for them.
 fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
     WatchEnd::Retry
+}
+
+fn retry_or_relist(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
+    after_refusal(error).unwrap_or(WatchEnd::Retry)
 }
 
 /// Feeds the events of a watch, and starts it again with a list whenever leadership asks for one.
@@ -177,7 +189,7 @@ async fn one_watch<K>(
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
-    let mut events = read_ahead(events::<K>(client, what, taking.page));
+    let mut events = read_ahead(events::<K>(client, taking.page));
     loop {
         tokio::select! {
             biased;
@@ -192,7 +204,7 @@ where
                     (taking.take)(feed, event);
                 }
                 Some(Err(error)) => {
-                    feed.note_refused(what, &error);
+                    feed.note_failed(what, &error, taking.unread);
                     match (taking.fails)(feed, &error) {
                         WatchEnd::Retry => {}
                         after => return after,
@@ -253,12 +265,7 @@ impl WatchFeed {
     fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
         let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
         let mut index = self.index.lock();
-        if index.forbid_budgets(&self.service) {
-            tracing::error!(
-                %error,
-                "disruption budgets may not be read: no pod is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/base/rbac.yaml does"
-            );
-        }
+        index.forbid_budgets(&self.service);
         self.note_sync(&index);
         after
     }
@@ -283,29 +290,27 @@ impl WatchFeed {
         self.note_sync(&self.index.lock());
     }
 
-    /// A policy whose selectors cannot be evaluated decides nothing: a replica that starts with it stays unready, and one that
-    /// runs keeps the policy before.
-    fn namespaces_failed(&self, error: &watcher::Error) -> WatchEnd {
-        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
-        tracing::error!(
-            %error,
-            "namespaces may not be read, and a policy selects them by label (namespaceSelector): it does not come into force until they can be; let Stowage's service account list and watch namespaces, as manifests/base/rbac.yaml does"
-        );
-        after
-    }
-
-    /// A resource that is not there is not refused.
-    fn note_refused(&self, what: &'static str, error: &watcher::Error) {
-        if let Some(status) = refusal_code(error).filter(|code| *code != 404)
-            && self.service.refused_reads.note(what, status)
-        {
+    /// Logs a failure when it begins, and blames permissions only for a refusal that lasts. A resource that is not there is not
+    /// refused.
+    fn note_failed(&self, what: &'static str, error: &watcher::Error, unread: &str) {
+        let refused = refusal_code(error).filter(|code| *code != 404);
+        if refused.is_some() {
             self.service.metrics.refused_watches.with_label_values(&[what]).set(1);
+        }
+        match self.service.refused_reads.note(what, refused, self.service.now()) {
+            ReadFailure::Begins => tracing::warn!(what, %error, "the watch failed and is retried"),
+            ReadFailure::Lasts => tracing::error!(
+                what, %error,
+                "{what} may not be read: {unread} until they can be; let Stowage's service account list and watch them, as manifests/base/rbac.yaml does"
+            ),
+            ReadFailure::Known => {}
         }
     }
 
     fn note_shown(&self, what: &'static str) {
-        if self.service.refused_reads.note_shown(what) {
+        if let Some(lasted) = self.service.refused_reads.note_shown(what, self.service.now()) {
             self.service.metrics.refused_watches.with_label_values(&[what]).set(0);
+            tracing::info!(what, seconds = lasted.0 / 1000, "the watch works again");
         }
     }
 
@@ -346,10 +351,9 @@ fn beside_other_tasks(work: impl FnOnce()) {
     }
 }
 
-/// The events of a watch that never ends. Failures are logged and retried, each after a longer pause.
+/// The events of a watch that never ends. Failures are retried, each after a longer pause.
 fn events<K>(
     client: Client,
-    what: &'static str,
     page: u32,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin + Send + 'static
 where
@@ -360,7 +364,6 @@ where
         // `managedFields` are half of an object and not needed here.
         .modify(|object| object.meta_mut().managed_fields = None)
         .default_backoff()
-        .inspect_err(move |error| tracing::warn!(what, %error, "the watch failed and is retried"))
         .boxed()
 }
 

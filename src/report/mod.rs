@@ -41,6 +41,9 @@ pub struct NodeReport {
     pub models: Vec<ModelReport>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<ReportFinding>,
+    /// NVIDIA's container runtime is in legacy mode here: it takes bare UUIDs only, and no CDI names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub legacy_runtime: bool,
     /// Parts that could not be sampled this time, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingPart>,

@@ -15,6 +15,7 @@ pub mod niceness;
 mod policy_status;
 mod recording_tap;
 mod refused_reads;
+mod trouble;
 
 pub use crate::telemetry::WorkKind;
 pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
@@ -28,7 +29,8 @@ pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStatus, RefusedPolicy, SharedPolicyStatus};
 pub use recording_tap::{RecordingTap, Tapped};
-pub use refused_reads::RefusedReads;
+pub use refused_reads::{ReadFailure, RefusedReads};
+pub use trouble::Trouble;
 
 use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::audit::conflicts::Conflicts;

@@ -11,4 +11,5 @@ mod life;
 mod models;
 mod owners;
 mod reporting;
+mod turns;
 pub mod world;

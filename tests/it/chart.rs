@@ -36,6 +36,7 @@ fn a_value_of_a_wrong_type_or_name_is_refused_with_its_place() {
         ("networkPolicy=true", "/networkPolicy"),
         ("monitoring.namespace=No_Name", "/monitoring/namespace"),
         ("monitoring.serviceMonitor=yes", "/monitoring/serviceMonitor"),
+        ("startTurns.enabled=yes", "/startTurns/enabled"),
         ("monitoring.prometheusRule=yes", "/monitoring/prometheusRule"),
         ("certificates.mode=openssl", "/certificates/mode"),
         ("runtimeClass=7", "/runtimeClass"),
@@ -75,7 +76,8 @@ fn every_value_reaches_what_it_is_for() {
     let one = rendered(&helm, &["--set", "replicas=1,image.tag=9.9.9,monitoring.namespace=observability"]);
     let stowage = named(&one, "Deployment", "stowage").unwrap();
     assert_eq!(stowage["spec"]["replicas"], 1);
-    assert!(named(&one, "PodDisruptionBudget", "stowage").is_none(), "it would block every drain");
+    let budget = named(&one, "PodDisruptionBudget", "stowage").unwrap();
+    assert_eq!(budget["spec"]["maxUnavailable"], 1, "one that wants a pod available blocks every drain");
     let images = one.iter().flat_map(|object| {
         let containers = object["spec"]["template"]["spec"]["containers"].as_array();
         containers.into_iter().flatten().map(|container| container["image"].as_str().unwrap())
@@ -107,6 +109,10 @@ fn every_value_reaches_what_it_is_for() {
         named(&rendered(&helm, &["--set", "networkPolicy.enabled=false"]), "NetworkPolicy", "stowage")
             .is_none()
     );
+    let in_turns = rendered(&helm, &["--set", "startTurns.enabled=true"]);
+    let agent = named(&in_turns, "DaemonSet", "stowage-agent").unwrap().to_string();
+    assert!(agent.contains("--turns=/run/stowage/turns.sock") && agent.contains("\"mountPath\":\"/run/stowage\""));
+    assert!(named(&in_turns, "MutatingAdmissionPolicyBinding", "stowage-start-turns").is_some());
     let fenced = rendered(&helm, &["--set", "leaderFence.enabled=true"]);
     assert!(named(&fenced, "ValidatingAdmissionPolicyBinding", "stowage-leader-fence").is_some());
 }

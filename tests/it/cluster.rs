@@ -85,7 +85,16 @@ impl TestReplica {
         };
         let policy = ledger.policy().digest;
         let (key, demand) = (entry.key, entry.demand);
-        BindOrder { key, uid, demand, placement, shows_reservation: false, policy, epoch }
+        BindOrder {
+            key,
+            uid,
+            demand,
+            placement,
+            shows_reservation: false,
+            policy,
+            epoch,
+            legacy_runtime: false,
+        }
     }
 
     async fn bind(&self, name: &str, node: &str) -> BindOrder {

@@ -170,7 +170,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
         &order.uid,
         &order.demand,
         &order.placement,
-        "nvidia.com/gpu",
+        Some("nvidia.com/gpu"),
         &LeaderEpoch::new("lease", 1, "nonce"),
     );
     let expected = json!({

@@ -135,7 +135,7 @@ fn golden(served: &Served, answer: &HttpAnswer) -> String {
             &order.uid,
             &order.demand,
             &order.placement,
-            "nvidia.com/gpu",
+            Some("nvidia.com/gpu"),
             &LeaderEpoch::new("lease", 1, "nonce"),
         );
         lines.push(format!("  \"binding\": {}", serde_json::to_string(&binding).unwrap()));

@@ -14,6 +14,7 @@ mod cluster;
 mod command_line;
 mod concurrency;
 mod conflicts;
+mod container_toolkit;
 mod control_plane;
 mod decisions;
 mod device_plugin;

@@ -11,7 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 fn stowage(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments).output().unwrap()
@@ -439,4 +442,23 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     ] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }
+}
+
+/// Until it has read its roles, an API server that has just started refuses all.
+#[test]
+fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_logged() {
+    let runtime = Runtime::new().unwrap();
+    let api = runtime.block_on(ApiServer::start()).unwrap();
+    for operation in [Operation::ListPods, Operation::ListNodes, Operation::ListBudgets] {
+        api.faults().next(operation, 2, InjectedFault::Forbids);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, crate::agent::world::kubeconfig(&api.uri().to_string())).unwrap();
+    let running = RunningServe::of_api_server(&kubeconfig, &["--admin", "127.0.0.1:0"]);
+    let log = running.lines_until("the watches have synced");
+    let lines_with = |text: &str| log.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((lines_with("ERROR"), lines_with("rbac.yaml")), (0, 0), "{log:#?}");
+    assert_eq!(lines_with("the watch failed and is retried"), 3, "once for each kind: {log:#?}");
+    assert_eq!(lines_with("the watch works again"), 3, "{log:#?}");
 }

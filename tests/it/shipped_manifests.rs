@@ -184,6 +184,36 @@ fn a_changed_configuration_of_the_scheduler_rolls_the_pods_and_a_changed_policy_
     }
 }
 
+/// A change of overlay leaves the disruption budget of two replicas behind.
+#[test]
+fn the_disruption_budget_blocks_no_drain_whatever_the_number_of_replicas() {
+    let applied = applied();
+    let [budget] = of_kind(&applied, &["PodDisruptionBudget"])[..] else { panic!("one budget") };
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
+    assert!(budget["spec"]["minAvailable"].is_null());
+    let single = text("components/single-replica/kustomization.yaml");
+    assert!(!single.contains("delete"), "what a component leaves out stays on the API server");
+}
+
+#[test]
+fn the_component_of_turns_asks_the_socket_that_it_gives_the_agent() {
+    let component = text("components/start-turns/kustomization.yaml");
+    let policy = text("components/start-turns/start-turns.yaml");
+    let socket = component.lines().find_map(|line| line.trim().strip_prefix("value: --turns=")).unwrap();
+    let folder = socket.rsplit_once('/').unwrap().0;
+    for text in [&component, &policy] {
+        assert!(
+            text.contains(&format!("ountPath: {folder} ")) || text.contains(&format!("dyn(\"{folder}\")"))
+        );
+    }
+    let run = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments).arg("--help").output().unwrap()
+    };
+    assert!(run(&["agent", &format!("--turns={socket}")]).status.success());
+    let asked = String::from_utf8(run(&["wait-turn"]).stdout).unwrap();
+    assert!(asked.contains(&format!("[default: {socket}]")), "{asked}");
+}
+
 #[test]
 fn what_two_folders_have_is_the_same() {
     let shipped = fs::read_to_string(root().join("policies/first-day-shadow/policy.yaml")).unwrap();

@@ -52,6 +52,10 @@ impl HuggingFace {
     pub fn scan(&mut self, walk: &mut Walk, now: SystemTime) -> Vec<FoundModel> {
         let hub =
             Some(self.folder.join("hub")).filter(|hub| hub.is_dir()).unwrap_or_else(|| self.folder.clone());
+        // A mounted HF_HOME in which nothing has been downloaded yet.
+        if hub.ends_with("hub") && !hub.exists() && hub.parent().is_some_and(Path::is_dir) {
+            return Vec::new();
+        }
         let names = walk.names(&hub);
         self.known.retain(|name, _| names.contains(name));
         names.iter().filter_map(|name| self.model(&hub, name, walk, now)).collect()

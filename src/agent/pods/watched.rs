@@ -73,8 +73,8 @@ impl WatchedState {
             Ok(event) => {
                 self.apply(event);
                 // During the first list there are no pods yet.
-                if self.pods.is_some() {
-                    self.problem = None;
+                if self.pods.is_some() && self.problem.take().is_some() {
+                    tracing::info!("the API server lists this node's pods");
                 }
             }
             Err(error) => {

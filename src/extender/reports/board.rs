@@ -62,6 +62,7 @@ struct BoardEntry {
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
+    legacy_runtime: bool,
     /// Its engines: neither a scrape nor a count of replicas parses a report.
     engines: Box<[EngineSummary]>,
     /// The whole report, as JSON.
@@ -110,6 +111,11 @@ impl Board {
     pub fn latest(&self, node: &NodeName) -> Option<Latest> {
         let (text, received) = self.places.get(node).map(|place| place.kept())?;
         Some(Latest::read(&text, received))
+    }
+
+    /// Whether the node's latest report says so.
+    pub fn has_legacy_runtime(&self, node: &NodeName) -> bool {
+        self.places.get(node).is_some_and(|place| place.legacy_runtime)
     }
 
     /// Every node's entry, in order of name.
@@ -207,6 +213,7 @@ impl BoardEntry {
         self.sequence = report.sequence;
         self.received = received;
         self.findings.clone_from(&report.findings);
+        self.legacy_runtime = report.legacy_runtime;
         let earlier = std::mem::take(&mut self.engines);
         let engines = report.engines.iter().filter_map(EngineSummary::of).enumerate();
         self.engines = engines.map(|(place, engine)| engine.named_as(earlier.get(place))).collect();

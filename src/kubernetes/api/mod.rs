@@ -63,8 +63,9 @@ impl ApiControlPlane {
                 "the placement was chosen in another epoch: another replica may have led since".into();
             return BindOutcome::Refused { message };
         }
-        let BindOrder { key, uid, demand, placement, .. } = order;
-        let binding = objects::binding(key, uid, demand, placement, &self.cdi_kind, &epoch);
+        let BindOrder { key, uid, demand, placement, legacy_runtime, .. } = order;
+        let cdi_kind = (!legacy_runtime).then_some(&*self.cdi_kind);
+        let binding = objects::binding(key, uid, demand, placement, cdi_kind, &epoch);
         let (pods, params) = (self.pods(key), post());
         let write = pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
         match within(self.times.client, write).await {

@@ -9,7 +9,7 @@ use super::plan::{Look, SecretChange, Step, serving, step};
 use super::stored::{SecretState, read_bundle, write_bundle};
 use super::{CertificateOptions, ObjectName};
 use crate::kubernetes::request::{ApiRequestError, within};
-use crate::service::Service;
+use crate::service::{Service, Trouble};
 use crate::units::{Moment, are, plural};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::PostParams;
@@ -40,7 +40,7 @@ pub async fn run(
         served: ServedCertificate::new(service.clone(), &options.secret, addresses, Box::new(serve)),
         service,
         seen: None,
-        out_of_reach: false,
+        out_of_reach: Trouble::default(),
         options,
     };
     loop {
@@ -63,7 +63,7 @@ struct CertificateKeeper {
     served: ServedCertificate,
     /// The versions of the two objects, and since when they are these.
     seen: Option<(ObjectVersions, Moment)>,
-    out_of_reach: bool,
+    out_of_reach: Trouble,
     options: CertificateOptions,
 }
 
@@ -74,8 +74,9 @@ impl CertificateKeeper {
     async fn look(&mut self) -> Result<bool, ApiRequestError> {
         let asked = self.service.now();
         let (secret, config_map) = self.read().await?;
-        if std::mem::take(&mut self.out_of_reach) {
-            info!(secret = %self.options.secret, "the certificate's Secret is within reach again");
+        if let Some(lasted) = self.out_of_reach.end(self.service.now()) {
+            let seconds = lasted.0 / 1000;
+            info!(secret = %self.options.secret, seconds, "the certificate's Secret is within reach again");
         }
         let Some(secret) = secret else {
             self.served.refuse(&missing("Secret", &self.options.secret));
@@ -221,7 +222,7 @@ impl CertificateKeeper {
 
     /// Once, until the objects are within reach again.
     fn complain(&mut self, error: &ApiRequestError) {
-        if !std::mem::replace(&mut self.out_of_reach, true) {
+        if self.out_of_reach.begin(self.service.now()) {
             let CertificateOptions { secret, config_map, .. } = &self.options;
             warn!(
                 "the Secret {secret} or the ConfigMap {config_map} is out of reach: {error}; the certificate in use stays. The \

@@ -43,12 +43,9 @@ impl ClusterIndex {
         self.budgets_list.is_complete = true;
     }
 
-    /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted. Returns whether that is new.
-    pub fn forbid_budgets(&mut self, service: &Service) -> bool {
+    /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted.
+    pub fn forbid_budgets(&mut self, service: &Service) {
         self.budgets_list.is_complete = true;
-        let mut ledger = service.cluster();
-        let is_new = ledger.budgets_known();
-        ledger.apply(BudgetsVisible(BudgetVisibility::Forbidden));
-        is_new
+        service.cluster().apply(BudgetsVisible(BudgetVisibility::Forbidden));
     }
 }

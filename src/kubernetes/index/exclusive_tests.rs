@@ -88,7 +88,7 @@ impl IndexedReplica {
         let asked = BindAsked::of(&ledger, &pod_uid, &node)?;
         let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else { return None };
         let epoch = LeaderEpoch::new("lease", 1, "nonce");
-        let binding = objects::binding(&key, &pod_uid, &demand, &placement, "nvidia.com/gpu", &epoch);
+        let binding = objects::binding(&key, &pod_uid, &demand, &placement, Some("nvidia.com/gpu"), &epoch);
         let mut bound = pod.clone();
         bound["spec"]["nodeName"] = json!("a");
         for (annotation, value) in binding.metadata.annotations.unwrap() {

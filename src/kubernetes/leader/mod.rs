@@ -14,7 +14,7 @@ mod tests;
 
 use super::port::WriteTimes;
 use super::request::{ApiRequestError, within};
-use crate::service::{Service, Tenure};
+use crate::service::{Service, Tenure, Trouble};
 use crate::units::{Millis, Moment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -217,7 +217,7 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, scheduler_le
     loop {
         let asked = service.now();
         let looked = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await;
-        log.about(name, &looked);
+        log.about(name, &looked, service.now());
         if let Ok(lease) = looked {
             let reading = lease.as_ref().map(LeaseReading::of);
             note_holder(service, reading.as_ref());
@@ -237,7 +237,7 @@ async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidat
     let mut log = LeaseLog::default();
     loop {
         let attempted = attempt(&leases, service, name, candidate).await;
-        log.about(name, &attempted);
+        log.about(name, &attempted, service.now());
         if attempted.is_err() {
             count(service, "failed");
         }
@@ -291,20 +291,21 @@ async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate:
 
 /// Logs when a Lease becomes unreachable and when it is back, not each attempt between.
 #[derive(Default)]
-struct LeaseLog {
-    made: bool,
-}
+struct LeaseLog(Trouble);
 
 impl LeaseLog {
-    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, ApiRequestError>) {
+    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, ApiRequestError>, now: Moment) {
         match tried {
-            Err(error) if !self.made => {
+            Err(error) if self.0.begin(now) => {
                 tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
             }
-            Ok(_) if self.made => tracing::info!(lease = %name.name, "the Lease is within reach again"),
-            _ => {}
+            Err(_) => {}
+            Ok(_) => {
+                if let Some(lasted) = self.0.end(now) {
+                    tracing::info!(lease = %name.name, seconds = lasted.0 / 1000, "the Lease is within reach again");
+                }
+            }
         }
-        self.made = tried.is_err();
     }
 }
 

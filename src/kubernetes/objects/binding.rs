@@ -8,17 +8,21 @@ use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 
+/// The kind that NVIDIA's container runtime resolves by itself, in memory: no file has it, and nothing else finds its devices.
+pub const IN_MEMORY_CDI_KIND: &str = "runtime.nvidia.com/gpu";
+
 /// Of an annotation's key, behind its domain.
 const LONGEST_KEY_NAME: usize = 63;
 
 /// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
-/// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs.
+/// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs. Without a CDI kind, as NVIDIA's
+/// legacy mode wants it, GPUs go by their bare UUIDs.
 pub fn binding(
     key: &PodKey,
     uid: &PodUid,
     demand: &Demand,
     placement: &Placement,
-    cdi_kind: &str,
+    cdi_kind: Option<&str>,
     epoch: &LeaderEpoch,
 ) -> Binding {
     let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
@@ -41,23 +45,26 @@ pub fn binding(
 fn annotations(
     demand: &Demand,
     placement: &Placement,
-    cdi_kind: &str,
+    cdi_kind: Option<&str>,
     epoch: &LeaderEpoch,
 ) -> BTreeMap<String, String> {
-    let cdi_names = cdi_names(placement, cdi_kind);
+    let names = gpu_names(placement, cdi_kind);
     let mut annotations = BTreeMap::from([
         (written::DEVICES.to_owned(), join(&placement.devices)),
         (written::GRANTED.to_owned(), placement.granted.0.to_string()),
         (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
         (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
-        (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
+        (written::VISIBLE_DEVICES.to_owned(), names.clone()),
         (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
     ]);
     if !placement.borrowed_from.is_empty() {
         let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
         annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
     }
-    annotations.extend(demand.containers.iter().filter_map(|name| Some((nri_key(name)?, cdi_names.clone()))));
+    // A plugin would look for a specification, and fail the container if there is none.
+    if cdi_kind.is_some_and(|kind| kind != IN_MEMORY_CDI_KIND) {
+        annotations.extend(demand.containers.iter().filter_map(|name| Some((nri_key(name)?, names.clone()))));
+    }
     annotations
 }
 
@@ -74,11 +81,13 @@ fn memory_fraction(placement: &Placement) -> String {
     format!("{}.{:02}", placement.memory_hundredths / 100, placement.memory_hundredths % 100)
 }
 
-/// Fully qualified CDI names: a bare UUID does not resolve where CDI is the runtime's default.
-fn cdi_names(placement: &Placement, cdi_kind: &str) -> String {
+/// In the CDI modes fully qualified: a bare UUID is taken there for one of the runtime's default kind, of which a node need not have
+/// a specification.
+fn gpu_names(placement: &Placement, cdi_kind: Option<&str>) -> String {
+    let prefix = cdi_kind.map(|kind| format!("{kind}=")).unwrap_or_default();
     let name = |uuid: &GpuUuid| match uuid.index() {
-        Some(index) => format!("{cdi_kind}={index}"),
-        None => format!("{cdi_kind}={uuid}"),
+        Some(index) => format!("{prefix}{index}"),
+        None => format!("{prefix}{uuid}"),
     };
     placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
 }

@@ -85,6 +85,8 @@ pub struct BindOrder {
     pub policy: Digest,
     /// The epoch in which the placement was chosen. In another one the Binding is refused.
     pub epoch: Option<LeaderEpoch>,
+    /// Whether NVIDIA's container runtime is in legacy mode on the node, and takes bare UUIDs only.
+    pub legacy_runtime: bool,
 }
 
 /// The result of a Binding.

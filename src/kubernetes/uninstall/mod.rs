@@ -11,7 +11,8 @@ use crate::ids::{NodeName, PodKey};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
+use kube::core::GroupVersionKind;
 use kube::{Api, Client, Error, Resource};
 use leftovers::{LeftState, PodLeftovers};
 use serde::de::DeserializeOwned;
@@ -36,6 +37,8 @@ const LONGEST_LEASE: u64 = 60;
 
 /// Which pods are Stowage's own.
 const OWN_PODS: &str = "app.kubernetes.io/name=stowage";
+/// The label of every object of the manifests.
+const OWN_OBJECTS: &str = "app.kubernetes.io/part-of=stowage";
 
 #[derive(Debug, thiserror::Error)]
 pub enum UninstallError {
@@ -62,6 +65,8 @@ pub struct Leftovers {
     pub running: BTreeMap<String, usize>,
     /// Pods that ask for VRAM and wait, by namespace. No scheduler will place them.
     pub pending: BTreeMap<String, usize>,
+    /// Objects of manifests that were applied at some time, such as `configmaps/NAME`: a change of overlay leaves them, too.
+    pub objects: Vec<String>,
 }
 
 impl Leftovers {
@@ -114,7 +119,8 @@ pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
         names.extend(leftovers::advertising_node(node));
     });
     let pods = fold(client, "pods", &all, Leftovers::note);
-    Ok(Leftovers { nodes: nodes.await?, leases: leases(client).await?, ..pods.await? })
+    let objects = own_objects(client).await;
+    Ok(Leftovers { nodes: nodes.await?, leases: leases(client).await?, objects, ..pods.await? })
 }
 
 /// Takes off what was found. What another has removed meanwhile is no failure.
@@ -194,6 +200,30 @@ async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
     });
     let running = running.await?;
     if running.is_empty() { Ok(()) } else { Err(UninstallError::StillRuns(running)) }
+}
+
+/// Of the kinds in which overlays and components differ. A kind that is not served, or may not be listed, has none.
+async fn own_objects(client: &Client) -> Vec<String> {
+    const ADMISSION: &str = "admissionregistration.k8s.io";
+    let mut found = Vec::new();
+    for (group, kind) in [
+        ("", "ConfigMap"),
+        ("policy", "PodDisruptionBudget"),
+        (ADMISSION, "ValidatingAdmissionPolicy"),
+        (ADMISSION, "ValidatingAdmissionPolicyBinding"),
+        (ADMISSION, "MutatingAdmissionPolicy"),
+        (ADMISSION, "MutatingAdmissionPolicyBinding"),
+    ] {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        let Ok(list) = api.list_metadata(&ListParams::default().labels(OWN_OBJECTS)).await else { continue };
+        // Elsewhere the label is anybody's.
+        let is_own = |namespace: &String| namespace == LEASE_NAMESPACE;
+        let own = list.items.into_iter().map(|one| one.metadata);
+        let own = own.filter(|one| one.namespace.as_ref().is_none_or(is_own));
+        found.extend(own.filter_map(|one| Some(format!("{}/{}", resource.plural, one.name?))));
+    }
+    found
 }
 
 /// The Leases, once it is clear that nobody renews them.

@@ -1,6 +1,6 @@
 //! The watch of ResourceSlices, which not every API server has.
 
-use super::{REFUSED_PAUSE, WatchEnd, WatchFeed, WatchHandler, after_refusal, one_watch, refusal_code};
+use super::{REFUSED_PAUSE, WatchEnd, WatchFeed, WatchHandler, one_watch, refusal_code, retry_or_relist};
 use crate::kubernetes::index::ClusterIndex;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Client;
@@ -22,6 +22,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
     let taking = WatchHandler {
         take: WatchFeed::slice,
         fails: slices_failed,
+        unread: "nothing is placed before they have been listed, and what DRA drivers publish afterwards is not seen,",
         expect_list: ClusterIndex::expect_slices,
         page: SLICES_PAGE,
     };
@@ -84,18 +85,7 @@ async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
 fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
     match refusal_code(error) {
         Some(404) => WatchEnd::NotServed,
-        Some(_) => {
-            let consequence = match feed.service.leadership.is_synced() {
-                true => "what DRA drivers publish from now on is not seen",
-                false => "nothing is placed until they can be",
-            };
-            tracing::error!(
-                %error,
-                "ResourceSlices may not be read: {consequence}; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/base/rbac.yaml does"
-            );
-            after_refusal(error).unwrap_or(WatchEnd::Retry)
-        }
-        None => WatchEnd::Retry,
+        _ => retry_or_relist(feed, error),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The watches of persistent volumes, claims and storage classes.
 
-use super::{PAGE, WatchEnd, WatchFeed, WatchHandler, after_refusal, watch};
+use super::{PAGE, WatchFeed, WatchHandler, retry_or_relist, watch};
 use crate::kubernetes::objects::StorageResource;
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher::Event;
 use kube::{Client, Resource};
 
 pub const CLAIMS: &str = "persistentvolumeclaims";
@@ -24,20 +24,12 @@ where
 {
     let taking = WatchHandler {
         take: WatchFeed::storage::<K>,
-        fails: storage_failed,
+        fails: retry_or_relist,
+        unread: "the planner plans no pod with persistent volume claims",
         expect_list: |_, _| {},
         page: PAGE,
     };
     watch(client, &feed, what, taking).await;
-}
-
-fn storage_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
-    let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
-    tracing::error!(
-        %error,
-        "volumes may not be read: the planner plans no pod with persistent volume claims until they can be; let Stowage's service account list and watch persistentvolumes, persistentvolumeclaims and storageclasses, as manifests/base/rbac.yaml does"
-    );
-    after
 }
 
 impl WatchFeed {

@@ -164,7 +164,7 @@ reasons! {
     }
     Occupied = "occupied" {
         node { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes }
-            "the pod requests {per_gpu} on {}; unaccounted VRAM in use leaves that much on {}, {most} at most", each_of(*asked), plural(*large_enough, "GPU")
+            "the pod requests {per_gpu} on {}; VRAM in use by processes of no known pod leaves that much on {}, {most} at most", each_of(*asked), plural(*large_enough, "GPU")
             => now(REPORTED);
     }
     // Two engines that start at once break each other.

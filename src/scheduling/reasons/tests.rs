@@ -32,3 +32,11 @@ fn a_conflict_says_what_the_node_lacks() {
     assert_eq!(conflict.code(), "no-healthy-gpu");
     assert_eq!(conflict.to_string(), "the node no longer fits: none of the node's 2 GPUs is healthy");
 }
+
+/// After a force deletion on a node that was gone, for one: its containers run on, and no grant is theirs.
+#[test]
+fn vram_that_no_pod_has_is_said_to_be_of_processes_of_no_pod() {
+    let (per_gpu, most) = (Bytes::gib(20), Bytes::gib(5));
+    let occupied = Misfit::Occupied { per_gpu, asked: 1, large_enough: 0, most };
+    assert!(occupied.to_string().contains("VRAM in use by processes of no known pod"), "{occupied}");
+}

@@ -59,6 +59,18 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
 }
 
 #[test]
+fn a_mounted_folder_without_models_yet_is_not_missing() {
+    let world = AgentNode::of([gpu("a")]);
+    let home = world.folder().join("models");
+    std::fs::create_dir(&home).unwrap();
+    for cache in [home.join("hub"), home.clone()] {
+        let report =
+            world.look_until(&["--hf-cache", cache.to_str().unwrap()], |report| report["gpus"].is_array());
+        assert_eq!(report["missing"], Value::Null, "{cache:?}: {report:#}");
+    }
+}
+
+#[test]
 fn a_missing_model_cache_is_named_and_the_rest_is_reported() {
     let world = AgentNode::of([gpu("a")]);
     let nowhere = world.folder().join("nowhere");

@@ -152,3 +152,23 @@ fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
     stop.cancel();
     served.run(serving).unwrap().unwrap();
 }
+
+/// A CDI specification sets the variable to `void`; the hook of NVIDIA's legacy mode leaves it as it is.
+#[test]
+fn an_agent_whose_gpus_came_by_the_hook_of_legacy_mode_reports_that() {
+    let world = AgentNode::of([gpu("a")]);
+    let reports = |visible: Option<&str>| {
+        let mut look = world.agent(&["--once", "--json"]);
+        match visible {
+            Some(visible) => look.env("NVIDIA_VISIBLE_DEVICES", visible),
+            None => look.env_remove("NVIDIA_VISIBLE_DEVICES"),
+        };
+        let report: Value = serde_json::from_slice(&look.output().unwrap().stdout).unwrap();
+        report["legacyRuntime"].clone()
+    };
+    assert_eq!(reports(Some("all")), true);
+    assert_eq!(reports(Some("GPU-1,GPU-2")), true);
+    for unsaid in [Some("void"), Some(""), Some("none"), None] {
+        assert_eq!(reports(unsaid), Value::Null, "{unsaid:?}");
+    }
+}

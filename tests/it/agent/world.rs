@@ -180,7 +180,7 @@ pub fn stowage_agent() -> Command {
     command
 }
 
-fn kubeconfig(server: &str) -> String {
+pub fn kubeconfig(server: &str) -> String {
     let cluster = json!({ "name": "one", "cluster": { "server": server } });
     let context = json!({ "name": "here", "context": { "cluster": "one", "user": "me" } });
     let user = json!({ "name": "me", "user": {} });

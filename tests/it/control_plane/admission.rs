@@ -191,6 +191,10 @@ async fn s6_no_annotation_puts_devices_into_a_container() {
         let outcome = try_to_create(&world.client, "default", &annotated(key)).await;
         assert!(outcome.as_ref().is_err_and(|said| said.contains(ONLY_STOWAGE)), "{key}: {outcome:?}");
     }
+    // Pods that see all GPUs get them so where NVIDIA's NRI plugin is in place of its runtime.
+    let mut of_operator = annotated("nvidia.cdi.k8s.io/container.engine");
+    of_operator["metadata"]["name"] = json!("operator");
+    try_to_create(&world.client, "kube-system", &of_operator).await.unwrap();
     // Similar keys of other projects.
     for key in ["cdi.kubevirt.io/storage.import", "example.com/cdi.k8s.io", "netdevices.nri.io/pod"] {
         try_to_create(&world.client, "default", &annotated(key)).await.unwrap();

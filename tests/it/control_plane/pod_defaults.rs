@@ -7,7 +7,7 @@ use super::world::{RealControlPlane, manifest};
 use super::{ALWAYS, all_bound, annotation};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -114,6 +114,64 @@ fn is_committed(name: &str, actual: &str) {
     let expected = std::fs::read_to_string(&file)
         .unwrap_or_else(|error| panic!("{}: {error}; STOWAGE_BLESS=1 writes it", file.display()));
     assert_eq!(actual, expected, "{name}: not what is committed; STOWAGE_BLESS=1 writes it again");
+}
+
+/// As `kubectl debug` adds it: its image's own variable would give it every GPU.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debugging_container_that_says_nothing_of_gpus_sees_none() {
+    let Some(world) = installed(true).await else { return };
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), "default");
+    let pod: Pod = serde_json::from_value(asking()).unwrap();
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let debug = async |container: Value| -> Result<Value, String> {
+        let patch = Patch::Strategic(json!({ "spec": { "ephemeralContainers": [container] } }));
+        let patched = pods.patch_ephemeral_containers("asks", &PatchParams::default(), &patch).await;
+        let patched = serde_json::to_value(patched.map_err(|error| error.to_string())?).unwrap();
+        Ok(patched["spec"]["ephemeralContainers"].clone())
+    };
+    let void = json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" });
+    let own = json!({ "name": "LEVEL", "value": "3" });
+    let added = debug(json!({ "name": "one", "image": "i" })).await.unwrap();
+    assert_eq!(added[0]["env"], json!([void]));
+    let added = debug(json!({ "name": "two", "image": "i", "env": [own] })).await.unwrap();
+    assert_eq!((&added[0]["env"], &added[1]["env"]), (&json!([void]), &json!([void, own])));
+    let all = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }]);
+    let refused = debug(json!({ "name": "three", "image": "i", "env": all })).await.unwrap_err();
+    assert!(refused.contains("must come from the field"), "{refused}");
+}
+
+/// Of the component `start-turns`: behind what needs no GPU, before what needs one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_init_container_asks_for_the_turn_of_a_pod() {
+    let Some(world) = RealControlPlane::start().await else { return };
+    world.install_of("");
+    let applied = world.kubectl(&[
+        "apply",
+        "-f",
+        manifest("components/start-turns/start-turns.yaml").to_str().unwrap(),
+    ]);
+    assert!(applied.ok, "{}", applied.said);
+    world.create_runtime_class("nvidia");
+    let turns = async |pod: Value| -> Option<Value> {
+        let made = made_of(&world, "default", pod).await.ok()?;
+        let containers = made["spec"]["initContainers"].as_array()?.clone();
+        containers.iter().any(|one| one["name"] == "stowage-turn").then_some(Value::from(containers))
+    };
+    let made = eventually("the component is in force", async || turns(asking()).await).await;
+    assert_eq!(made[0]["args"], json!(["wait-turn"]));
+    assert!(made[0]["image"].as_str().unwrap().contains("/stowage:"), "the agents' image");
+    let names = |containers: &Value| -> Vec<String> {
+        containers.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let mut fetching = asking();
+    fetching["spec"]["initContainers"] = json!([{ "name": "fetch", "image": "i" }]);
+    assert_eq!(names(&turns(fetching.clone()).await.unwrap()), ["fetch", "stowage-turn"]);
+    fetching["spec"]["initContainers"][0]["resources"] = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+    assert_eq!(names(&turns(fetching).await.unwrap()), ["stowage-turn", "fetch"]);
+    let mut without = asking();
+    without["metadata"]["labels"] = json!({ "stowage.dev/pod-defaults": "false" });
+    without["spec"]["schedulerName"] = json!("stowage");
+    assert_eq!(turns(without).await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -170,6 +170,7 @@ fn a_value_of_the_chart_adds_what_its_component_adds() {
     let parent = tempfile::tempdir().unwrap();
     for (component, flags) in [
         ("leader-fence", "leaderFence.enabled=true"),
+        ("start-turns", "startTurns.enabled=true"),
         ("service-monitor", "monitoring.serviceMonitor=true"),
         ("prometheus-rules", "monitoring.prometheusRule=true"),
     ] {

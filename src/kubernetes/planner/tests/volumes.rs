@@ -54,7 +54,7 @@ async fn a_pod_whose_claim_is_never_shown_is_left_to_the_scheduler_in_the_end() 
 #[tokio::test]
 async fn a_pod_with_a_claim_does_not_wait_for_volumes_that_may_not_be_read() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench.service.refused_reads.note("persistentvolumes", 403);
+    bench.service.refused_reads.note("persistentvolumes", Some(403), bench.service.now());
     bench.show(with_claim("a"));
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }
