@@ -484,6 +484,8 @@ mod event_cost_tests;
 #[cfg(test)]
 mod exclusive_tests;
 #[cfg(test)]
+mod node_signs_tests;
+#[cfg(test)]
 mod replaced_node_tests;
 #[cfg(test)]
 mod tests;

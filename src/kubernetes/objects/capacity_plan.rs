@@ -231,6 +231,33 @@ mod tests {
     }
 
     #[test]
+    fn a_node_whose_label_cannot_be_right_is_no_kind_of_node_and_its_label_is_named() {
+        for (label, value) in [
+            ("nvidia.com/gpu.memory", "42505273344"),
+            ("nvidia.com/gpu.memory", "17592186044416"),
+            ("nvidia.com/gpu.count", "0"),
+        ] {
+            let mut labels = json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920" });
+            labels[label] = json!(value);
+            let node = serde_json::from_value(json!({ "metadata": { "name": "n", "labels": labels } })).unwrap();
+            let refused = node_template(&node, &BTreeSet::new()).expect_err(value).to_string();
+            assert!(refused.contains(label) && refused.contains(value), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_node_whose_gpus_another_plugin_hands_out_is_no_kind_of_node_and_the_resource_is_named() {
+        for resource in ["volcano.sh/vgpu-memory", "example.com/gpu-slice"] {
+            let labels = json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920" });
+            let status = json!({ "allocatable": { resource: "4" } });
+            let node = json!({ "metadata": { "name": "n", "labels": labels }, "status": status });
+            let node = serde_json::from_value(node).unwrap();
+            let refused = node_template(&node, &BTreeSet::new()).expect_err(resource).to_string();
+            assert!(refused.contains(resource), "{refused}");
+        }
+    }
+
+    #[test]
     fn pods_without_a_gpu_and_invalid_ones_are_told_apart() {
         assert!(matches!(planned(json!({ "containers": [] })), PlannedPod::Irrelevant));
         let claims = json!({ "containers": [], "resourceClaims": [{ "name": "gpu" }] });
