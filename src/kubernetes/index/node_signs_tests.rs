@@ -64,7 +64,10 @@ fn a_node_whose_gpus_another_plugin_hands_out_takes_no_pod() {
     ] {
         assert!(!takes_pods(&mut bench, &with_resources(&[(resource, "2")])), "{resource}");
         assert!(!takes_pods(&mut bench, &with_resources(&[("cpu", "8"), (resource, "x")])), "{resource}");
-        assert!(takes_pods(&mut bench, &with_resources(&[(resource, "0")])), "{resource} is of a removed plugin");
+        assert!(
+            takes_pods(&mut bench, &with_resources(&[(resource, "0")])),
+            "{resource} is of a removed plugin"
+        );
     }
 }
 
