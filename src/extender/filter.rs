@@ -7,7 +7,9 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::recording::answer::{Asked, Decision};
+use crate::scheduling::placing::fit::sentence;
 use crate::scheduling::placing::rank::{RefusedNodes, Shortlist};
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
@@ -112,13 +114,14 @@ fn enforce<'a>(
     count_refusals(extender, list);
     let decided = decided(&view, list);
     let DecisionView { request, snapshot, .. } = view;
+    let refusal = list.best.is_empty().then(|| refusal_text(nodes, list, &snapshot));
     // Before the ledger changes: it copies a snapshot that is still in use.
     drop(snapshot);
     if let Some(decided) = decided {
         extender.service.cluster().apply(decided);
     }
-    if list.best.is_empty() {
-        tell_refusal(extender, &request, nodes, list);
+    if let Some(text) = refusal {
+        tell_refusal(extender, &request, list, text);
         let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
         return answer(nodes, std::iter::empty(), phrases);
     }
@@ -159,20 +162,20 @@ pub fn answer<'a>(
     }
 }
 
-fn tell_refusal(extender: &Extender, request: &VerbRequest, nodes: &AskedNodes<'_>, list: &Shortlist) {
+fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, text: String) {
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
-    let text = refusal_text(nodes, list);
     extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }
 
 /// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
-fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
+fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist, snapshot: &Snapshot) -> String {
     let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
     for RefusedNodes { count, first, misfit, .. } in list.refused_by_code() {
         let example = nodes.name(first);
-        write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase())
+        let why = sentence(&misfit, snapshot.node(example));
+        write!(text, " {count} × {}, such as {example}: {why}.", misfit.phrase())
             .expect("a String takes any text");
     }
     text

@@ -165,7 +165,7 @@ impl CapacityWriter {
             let standing = standing(&ledger, name, *record);
             match verdict(&standing) {
                 CapacityAction::Right => drop(self.pending.remove(name)),
-                CapacityAction::ByAnother => self.report(name, standing.kind),
+                CapacityAction::ByAnother => self.report(&ledger, name, &standing),
                 CapacityAction::Advertise(wanted) => {
                     let is_lent = standing.lent > Bytes::ZERO && record.advertised < Some(wanted);
                     // What engines lend was watched for a while already, and nothing borrows before the node advertises it.
@@ -229,15 +229,23 @@ impl CapacityWriter {
         now >= pending.not_before
     }
 
-    fn report(&mut self, name: &NodeName, kind: NodeKind) {
+    fn report(&mut self, ledger: &Ledger, name: &NodeName, standing: &NodeCapacityState) {
         self.pending.remove(name);
-        let by = if kind == NodeKind::Dra { "a DRA driver" } else { "a device plugin" };
-        if self.reported.insert(name.clone()) {
-            tracing::info!(
-                node = %name,
-                "an agent reports GPUs that {by} allocates: {VRAM} is not advertised, and the report only informs scores. Remove it from the node to let Stowage allocate them"
-            );
+        if !self.reported.insert(name.clone()) {
+            return;
         }
+        let by = if standing.kind == NodeKind::Dra { "a DRA driver" } else { "a device plugin" };
+        let figure = match standing.advertised.filter(|advertised| *advertised > Bytes::ZERO) {
+            // The kubelet that restarts would fail pods for which a lower figure leaves no room.
+            Some(advertised) => format!("stays at {advertised}, and no pod is placed there"),
+            None => "is not advertised, and reports only inform scores".into(),
+        };
+        let owner = ledger.node(name).and_then(|node| node.warnings.first()).map(ToString::to_string);
+        tracing::info!(
+            node = %name,
+            owner,
+            "the node has GPUs that {by} allocates: {VRAM} {figure}. Remove it from the node to let Stowage allocate them"
+        );
     }
 
     async fn write(

@@ -34,7 +34,6 @@ use crate::scheduling::verbs::observe::{
 };
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
-use crate::scheduling::vocabulary::gpu::Device;
 pub use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
@@ -241,12 +240,20 @@ impl ClusterIndex {
         let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
         let machine = objects::kube_filters::machine(node);
         let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
+        let labelled = objects::devices_from_labels(node);
+        let signs = objects::node_signs(node, &labelled);
         service.cluster().apply(NodeObserved {
             name: name.clone(),
             kind: record.kind,
             identity: objects::node_identity(node),
-            labelled: labelled_devices(node, record.kind),
+            // Feature discovery's labels count only where Stowage may allocate the GPUs: other nodes have them as well.
+            labelled: if record.kind == NodeKind::Stowage {
+                labelled.unwrap_or_default()
+            } else {
+                Some(Vec::new())
+            },
             plugin_devices: objects::plugin_devices(node),
+            signs,
             advertised: record.advertised,
             labels,
             machine,
@@ -454,21 +461,8 @@ fn node_name(node: &Node) -> Option<NodeName> {
     NodeName::parse(node.metadata.name.as_deref()?).ok()
 }
 
-/// Feature discovery's labels count only where Stowage allocates the GPUs: other nodes have them as well.
-fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
-    match kind {
-        NodeKind::Stowage => objects::devices_from_labels(node),
-        NodeKind::DevicePlugin | NodeKind::Dra => Some(Vec::new()),
-    }
-}
-
 fn kind(node: &Node) -> NodeKind {
-    // Capacity too: while a plugin restarts none of its devices are allocatable, and its pods still have their GPUs.
-    let status = node.status.iter();
-    let allocatable = status.flat_map(|status| status.allocatable.iter().chain(&status.capacity)).flatten();
-    let offered = |amount: &str| Bytes::parse_quantity(amount).is_ok_and(|count| count > Bytes::ZERO);
-    let mut by_plugin = allocatable.filter(|(resource, _)| PluginResource::is_one(resource));
-    match by_plugin.any(|(_, amount)| offered(&amount.0)) {
+    match objects::resources(node).any(PluginResource::is_one) {
         true => NodeKind::DevicePlugin,
         false => NodeKind::Stowage,
     }
@@ -483,6 +477,8 @@ fn advertised(node: &Node) -> Option<Bytes> {
 mod event_cost_tests;
 #[cfg(test)]
 mod exclusive_tests;
+#[cfg(test)]
+mod node_signs_tests;
 #[cfg(test)]
 mod replaced_node_tests;
 #[cfg(test)]

@@ -133,6 +133,7 @@ fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
 
 /// `stowage, classes fraud and credit, 72.0 GiB`.
 fn described(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) -> String {
+    use crate::scheduling::placing::fit::exclusion;
     use crate::scheduling::vocabulary::node::NodeKind;
     let kind = match node.kind {
         NodeKind::Stowage => "stowage",
@@ -143,10 +144,11 @@ fn described(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) 
     let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
     let admitted: Vec<&str> = names.iter().copied().filter(is_admitted).collect();
     let classes = if admitted.len() == names.len() { "all classes".into() } else { admitted.join(", ") };
-    let state = match (node.closed, node.miscut) {
-        (true, _) => ", closed: no pod is placed there",
-        (_, true) => ", closed: its GPUs are not cut as expected",
-        _ => "",
+    let state = match (exclusion(node), node.closed, node.miscut) {
+        (Some(misfit), ..) => format!(", closed: {}", misfit.phrase()),
+        (_, true, _) => ", closed: no pod is placed there".into(),
+        (_, _, true) => ", closed: its GPUs are not cut as expected".into(),
+        _ => String::new(),
     };
     format!("{kind}, {classes}, {} allocatable{state}", node.capacity())
 }

@@ -31,6 +31,8 @@ pub enum TextFormat {
     Subdomain,
     /// A label's key, or an extended resource.
     QualifiedName,
+    /// An extended resource, or a pattern of several: `example.com/gpu-*`.
+    ResourcePattern,
     LabelValue,
     MigProfile,
     Cel,
@@ -70,6 +72,7 @@ impl TextFormat {
             "name-pattern" => Self::NamePattern,
             "subdomain" => Self::Subdomain,
             "qualified-name" => Self::QualifiedName,
+            "resource-pattern" => Self::ResourcePattern,
             "label-value" => Self::LabelValue,
             "mig-profile" => Self::MigProfile,
             "cel" => Self::Cel,
@@ -91,6 +94,9 @@ impl TextFormat {
             Self::Speed => "a speed such as `3GB/s`",
             Self::NamePattern => "a name, or a pattern such as `team-*`",
             Self::Name | Self::Subdomain | Self::QualifiedName => "a name",
+            Self::ResourcePattern => {
+                "a resource such as `example.com/gpu`, or a pattern such as `example.com/gpu-*`"
+            }
             Self::LabelValue => "a label's value",
             Self::MigProfile => "a MIG profile such as `3g.40gb`",
             Self::Cel => "a CEL expression",
@@ -117,6 +123,7 @@ impl TextFormat {
             Self::NamePattern => names::pattern(text),
             Self::Subdomain => names::subdomain(text),
             Self::QualifiedName => names::qualified(text),
+            Self::ResourcePattern => names::resource_pattern(text),
             Self::LabelValue => names::label_value(text),
             Self::MigProfile => mig::profile(text),
             Self::Cel => Expression::compile(text).map(drop).map_err(Malformed::from),

@@ -11,6 +11,7 @@ use crate::scheduling::explaining::usage::{DeviceUsage, devices, nodes};
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::scheduling::vocabulary::node_signs::NodeWarning;
 use crate::units::Millis;
 use std::io;
 
@@ -19,6 +20,7 @@ pub const MOST_PER_GPU: usize = 6;
 
 pub struct DeviceMetrics {
     node_info: Sampled,
+    warnings: Sampled,
     report_age: Sampled,
     gpu_info: Sampled,
     allocatable: Sampled,
@@ -51,6 +53,11 @@ impl DeviceMetrics {
                     known("kind", KINDS.map(|(_, name)| name)),
                     open("pool", "the policy's node pools; none for a node that is in no pool"),
                 ],
+            ),
+            warnings: families.sampled(
+                "stowage_node_warnings",
+                "1 for what is remarkable about a node's GPUs by its Node object; stowage explain says what it is.",
+                [node(), known("code", NodeWarning::CODES)],
             ),
             report_age: families.sampled(
                 "stowage_node_report_age_seconds",
@@ -101,6 +108,10 @@ impl DeviceMetrics {
         let info = nodes(ledger)
             .map(|(node, pool)| ([node.name.as_str(), kind(node.kind), pool.unwrap_or("none")], 1.0));
         page.sampled(&self.node_info, info)?;
+        let warnings =
+            nodes(ledger).flat_map(|(node, _)| node.warnings.iter().map(move |warning| (node, warning)));
+        let warnings = warnings.map(|(node, warning)| ([node.name.as_str(), warning.code()], 1.0));
+        page.sampled(&self.warnings, warnings)?;
         page.sampled(&self.report_age, ages.iter().map(|(node, age)| ([node.as_str()], seconds(*age))))?;
         match series {
             GpuSeries::Exported => self.write_gpus(page, ledger),

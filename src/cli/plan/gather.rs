@@ -100,7 +100,7 @@ pub fn kinds_from_objects(
     let mut kinds: Vec<AlikeNodes> = Vec::new();
     let mut refused: Option<(&str, NoTemplate)> = None;
     for (source, node) in nodes {
-        match node_template(node, &labels) {
+        match node_template(node, &labels, &policy.nodes) {
             Ok(kind) => {
                 if !kinds.iter_mut().any(|known| known.join(&kind)) {
                     kinds.push(AlikeNodes::of(kind));

@@ -8,7 +8,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::scheduling::verbs::binding::BindingWritten;
 use crate::scheduling::verbs::observe::{DevicesReported, PodReleased};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -78,7 +78,8 @@ impl ReplacedNodeFixture {
     fn report(&self, generation: &str) {
         let device = |index| Device {
             uuid: GpuUuid::parse(&format!("GPU-{generation}-{index}")).unwrap(),
-            ..crate::kubernetes::objects::devices_from_labels(&node("", None, true)).unwrap()[index as usize]
+            ..crate::kubernetes::objects::devices_from_labels(&node("", None, true)).unwrap().unwrap()
+                [index as usize]
                 .clone()
         };
         self.service

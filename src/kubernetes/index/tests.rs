@@ -26,7 +26,7 @@ fn pod(name: &str, uid: &str, gib: u64) -> Value {
     })
 }
 
-fn bound(name: &str, uid: &str, gib: u64, node: &str, devices: Option<&str>) -> Value {
+pub(super) fn bound(name: &str, uid: &str, gib: u64, node: &str, devices: Option<&str>) -> Value {
     let mut pod = pod(name, uid, gib);
     pod["spec"]["nodeName"] = json!(node);
     if let Some(devices) = devices {
@@ -45,7 +45,7 @@ fn holding(pod: &Value, deadline: jiff::Timestamp) -> Value {
     pod
 }
 
-fn node(name: &str, gpus: u32) -> Node {
+pub(super) fn node(name: &str, gpus: u32) -> Node {
     read(json!({
         "metadata": { "name": name, "labels": {
             "nvidia.com/gpu.count": gpus.to_string(),
@@ -56,18 +56,18 @@ fn node(name: &str, gpus: u32) -> Node {
     }))
 }
 
-fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+pub(super) fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
 }
 
-struct IndexFixture {
-    service: Arc<Service>,
-    index: ClusterIndex,
+pub(super) struct IndexFixture {
+    pub(super) service: Arc<Service>,
+    pub(super) index: ClusterIndex,
 }
 
 impl IndexFixture {
     /// Node `a` with two GPUs, seen by an empty index.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         // No kubelet runs these pods: an engine among them would be starting forever.
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
@@ -77,7 +77,7 @@ impl IndexFixture {
         bench
     }
 
-    fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
+    pub(super) fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
         self.index.apply_pod(&self.service, &read(pod.clone()))
     }
 
@@ -85,7 +85,7 @@ impl IndexFixture {
         self.service.cluster().pod_state(&uid_of(uid)).map(|entry| entry.phase.clone())
     }
 
-    fn charged(&self) -> [Bytes; 2] {
+    pub(super) fn charged(&self) -> [Bytes; 2] {
         let ledger = self.service.cluster();
         assert_eq!(audit(&ledger), []);
         let node = ledger.node(&NodeName::parse("a").unwrap()).unwrap();

@@ -3,15 +3,17 @@
 use super::{Unidentified, plugin_devices};
 use super::{
     asks_by_claims, asks_for_gpu, demand, devices_from_labels, identity_of_name, is_finished, kube_filters,
+    node_signs,
 };
 use crate::capacity_plan::gpu_types::GpuType;
 use crate::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateGpu, TemplateHost};
 use crate::capacity_plan::shorthand::node_name;
 use crate::ids::GpuModel;
 use crate::scheduling::kube_filters::{Requirements, UnsupportedRule};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{NodeRules, Policy};
 use crate::scheduling::vocabulary::demand::{MAX_GPUS, RequestError};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
+use crate::scheduling::vocabulary::node_signs::{NodeLabel, NodeWarning};
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::collections::BTreeSet;
@@ -56,8 +58,11 @@ pub enum NoTemplate {
          describe the nodes as gpus=8,gpu=A100-80GB"
     )]
     NoGpu,
-    #[error("its label nvidia.com/gpu.product cannot be read")]
-    Product,
+    #[error("its label {0} cannot be right; correct it, or describe the nodes as gpus=8,gpu=A100-80GB")]
+    Label(NodeLabel),
+    /// Something else than Stowage and the device plugins that it serves hands out its GPUs.
+    #[error("{0}")]
+    Anothers(NodeWarning),
 }
 
 /// The pod, wherever it is now. `source` says where it comes from.
@@ -120,16 +125,28 @@ fn take_node_names(requirements: &mut Requirements) -> bool {
 }
 
 /// The kind of node that such a node is: with labels of these keys only, and without a name of its own.
-pub fn node_template(node: &Node, labels: &BTreeSet<&str>) -> Result<NodeTemplate, NoTemplate> {
-    let (devices, plugin) = (devices_from_labels(node).unwrap_or_default(), plugin_devices(node));
+pub fn node_template(
+    node: &Node,
+    labels: &BTreeSet<&str>,
+    rules: &NodeRules,
+) -> Result<NodeTemplate, NoTemplate> {
+    let (labelled, plugin) = (devices_from_labels(node), plugin_devices(node));
     let offered: u32 = plugin.values().copied().max().unwrap_or(0);
+    let owner = rules.owner(&node_signs(node, &labelled)).filter(|_| labelled != Ok(None));
+    let devices = match (labelled, owner) {
+        (labelled, _) if offered > 0 => labelled.unwrap_or_default(),
+        (_, Some(owner)) => return Err(NoTemplate::Anothers(owner)),
+        (Err(label), None) => return Err(NoTemplate::Label(label)),
+        (Ok(devices), None) => devices,
+    };
+    let devices = devices.unwrap_or_default();
     let gpus = if devices.is_empty() { offered.min(MAX_GPUS) } else { devices.len() as u32 };
     if gpus == 0 {
         return Err(NoTemplate::NoGpu);
     }
     let gpu = match devices.first() {
         Some(device) => template_gpu(device.model.clone(), device.total),
-        None => template_gpu(GpuModel::parse("unknown").map_err(|_| NoTemplate::Product)?, Bytes::ZERO),
+        None => template_gpu(GpuModel::parse("unknown").map_err(|_| NoTemplate::NoGpu)?, Bytes::ZERO),
     };
     let machine = kube_filters::machine(node);
     let own = node.metadata.labels.iter().flatten();
@@ -228,6 +245,37 @@ mod tests {
         assert_eq!(affinity(json!({ "matchFields": [name] })).node_affinity, None);
         let both = affinity(json!({ "matchExpressions": [host, zone] })).node_affinity.unwrap();
         assert_eq!(both[0].labels.len(), 1);
+    }
+
+    #[test]
+    fn a_node_whose_label_cannot_be_right_is_no_kind_of_node_and_its_label_is_named() {
+        for (label, value) in [
+            ("nvidia.com/gpu.memory", "42505273344"),
+            ("nvidia.com/gpu.memory", "17592186044416"),
+            ("nvidia.com/gpu.count", "0"),
+        ] {
+            let mut labels = json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920" });
+            labels[label] = json!(value);
+            let node =
+                serde_json::from_value(json!({ "metadata": { "name": "n", "labels": labels } })).unwrap();
+            let refused =
+                node_template(&node, &BTreeSet::new(), &NodeRules::default()).expect_err(value).to_string();
+            assert!(refused.contains(label) && refused.contains(value), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_node_whose_gpus_another_plugin_hands_out_is_no_kind_of_node_and_the_resource_is_named() {
+        for resource in ["volcano.sh/vgpu-memory", "example.com/gpu-slice"] {
+            let labels = json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920" });
+            let status = json!({ "allocatable": { resource: "4" } });
+            let node = json!({ "metadata": { "name": "n", "labels": labels }, "status": status });
+            let node = serde_json::from_value(node).unwrap();
+            let refused = node_template(&node, &BTreeSet::new(), &NodeRules::default())
+                .expect_err(resource)
+                .to_string();
+            assert!(refused.contains(resource), "{refused}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The GPU models that a pod may run on, as far as it restricts them by the label that GPU feature discovery puts on nodes.
 
-use super::discovered::PRODUCT;
+use super::node_signs::discovered::PRODUCT;
 use crate::ids::GpuModel;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, PodSpec};
 use std::collections::BTreeSet;

@@ -12,6 +12,7 @@ mod disruption_info;
 mod gpu_models;
 mod images;
 pub mod kube_filters;
+mod node_signs;
 mod reservation;
 mod resource_slice;
 mod storage;
@@ -26,6 +27,7 @@ pub use conditions::{
 pub use disruption_budget::budget;
 pub use disruption_info::observed as disruption;
 pub use images::{node_images, start_progress};
+pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
 pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
     reservation_ended_condition,
@@ -33,7 +35,7 @@ pub use reservation::{
 pub use resource_slice::device_slice;
 pub use storage::StorageResource;
 
-use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::policy::{Mode, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
@@ -41,8 +43,7 @@ use crate::scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_GPUS, PluginAmount, PodRequest, RequestError,
     Sharing,
 };
-use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginResource};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
@@ -80,13 +81,6 @@ pub mod written {
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
-}
-
-/// Labels that GPU feature discovery sets on nodes.
-mod discovered {
-    pub const COUNT: &str = "nvidia.com/gpu.count";
-    pub const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
-    pub const PRODUCT: &str = "nvidia.com/gpu.product";
 }
 
 /// Kubernetes' default for pods without one.
@@ -305,16 +299,6 @@ fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     }
 }
 
-/// The devices that device plugins advertise on a node, for placement.
-pub fn plugin_devices(node: &Node) -> PluginDevices {
-    let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
-    let devices = allocatable.filter_map(|(name, amount)| {
-        let count = Bytes::parse_quantity(&amount.0).ok()?;
-        Some((PluginResource::parse(name)?, u32::try_from(count.0).unwrap_or(u32::MAX)))
-    });
-    devices.collect()
-}
-
 /// The Node object, and the machine it stands for; `None` for an object without a UID.
 pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
@@ -324,27 +308,6 @@ pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     let machine = ids.filter(|ids| ids.iter().any(is_set)).map(|ids| ids.join("/").into());
     let created = node.metadata.creation_timestamp.as_ref().map(|created| created.0.as_second());
     Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine, created })
-}
-
-/// The GPUs of a node from feature discovery's labels: enough for placement until an agent reports.
-pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
-    let labels = node.metadata.labels.as_ref()?;
-    let number = |key| labels.get(key)?.parse::<u64>().ok();
-    let count = number(discovered::COUNT)?.min(u64::from(MAX_GPUS)) as u32;
-    let total = Bytes::mib(number(discovered::MEMORY_MIB)?);
-    let product = labels.get(discovered::PRODUCT).map_or("unknown", String::as_str);
-    let model = GpuModel::parse(product).ok()?;
-    let device = |index| Device {
-        uuid: GpuUuid::from_index(index),
-        index,
-        model: model.clone(),
-        parent: None,
-        total,
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    };
-    Some((0..count).map(device).collect())
 }
 
 fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {

@@ -76,6 +76,17 @@ pub fn qualified(text: &str) -> Result<(), Malformed> {
     }
 }
 
+/// `example.com/gpu`, in which `*` stands for any text: an extended resource has a domain.
+pub fn resource_pattern(text: &str) -> Result<(), Malformed> {
+    match text.contains('/') {
+        true => qualified(&text.replace('*', "x")),
+        false => Err(Malformed::new(
+            "no extended resource",
+            "write its domain, too, such as `example.com/gpu` or `example.com/*`",
+        )),
+    }
+}
+
 pub fn label_value(text: &str) -> Result<(), Malformed> {
     match is_label_text(text) {
         true => Ok(()),

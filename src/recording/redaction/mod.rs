@@ -44,6 +44,8 @@ struct Seen {
     texts: BTreeSet<Box<str>>,
     /// Keys of labels, taints and resources that are left as they are.
     keys: BTreeSet<Box<str>>,
+    /// Those and the others.
+    all_keys: BTreeSet<Box<str>>,
     images: BTreeSet<u64>,
     /// Of pods.
     namespaces: BTreeSet<String>,
@@ -56,6 +58,7 @@ struct Seen {
 pub struct Pseudonyms {
     names: FxHashMap<Box<str>, Box<str>>,
     keys: BTreeSet<Box<str>>,
+    all_keys: BTreeSet<Box<str>>,
     images: FxHashMap<u64, u64>,
     namespaces: BTreeSet<String>,
     /// Each with the key of its label.
@@ -87,11 +90,12 @@ impl NamesSeen {
     }
 
     pub fn pseudonyms(self) -> Pseudonyms {
-        let Seen { texts, keys, images, namespaces, expressions } = self.0.into_inner();
+        let Seen { texts, keys, all_keys, images, namespaces, expressions } = self.0.into_inner();
         let numbered = expressions.into_iter().enumerate();
         Pseudonyms {
             names: order::pseudonyms(&texts, &keys),
             keys,
+            all_keys,
             images: images.into_iter().zip(1..).collect(),
             namespaces,
             expressions: numbered
@@ -183,6 +187,9 @@ impl Names for NamesSeen {
     }
 
     fn key<'t>(&'t self, key: &'t str) -> Cow<'t, str> {
+        if !self.0.borrow().all_keys.contains(key) {
+            self.0.borrow_mut().all_keys.insert(key.into());
+        }
         if order::is_known_key(key) && !self.0.borrow().keys.contains(key) {
             self.0.borrow_mut().keys.insert(key.into());
         }
@@ -210,6 +217,10 @@ impl PolicyNames for NamesSeen {
     }
 
     fn pattern(&self, pattern: &str) -> Vec<String> {
+        vec![pattern.into()]
+    }
+
+    fn resources(&self, pattern: &str) -> Vec<String> {
         vec![pattern.into()]
     }
 }
@@ -253,6 +264,11 @@ impl PolicyNames for Pseudonyms {
     fn pattern(&self, pattern: &str) -> Vec<String> {
         let taken = self.namespaces.iter().filter(|namespace| takes(pattern, namespace));
         taken.map(|namespace| format!("{}*", self.name(namespace))).collect()
+    }
+
+    fn resources(&self, pattern: &str) -> Vec<String> {
+        let seen = self.all_keys.iter().filter(|resource| takes(pattern, resource));
+        seen.map(|resource| self.key(resource).into_owned()).collect()
     }
 }
 

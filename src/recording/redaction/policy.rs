@@ -16,6 +16,9 @@ pub trait PolicyNames: Names {
 
     /// The patterns that take, together, the pseudonyms of the namespaces that this pattern takes.
     fn pattern(&self, pattern: &str) -> Vec<String>;
+
+    /// What stands for the extended resources that this pattern takes.
+    fn resources(&self, pattern: &str) -> Vec<String>;
 }
 
 /// A name of no namespace.
@@ -34,6 +37,10 @@ pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, Poli
         *pool = by.optional(pool);
     }
     settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
+    for patterns in [&mut settings.nodes.gpu_resources, &mut settings.nodes.harmless_resources] {
+        *patterns = patterns.iter().flat_map(|pattern| names.resources(pattern)).collect();
+    }
+    settings.nodes.ignored_labels = settings.nodes.ignored_labels.iter().map(|key| by.key(key)).collect();
     settings.autoscaling.models =
         settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), by.model(rules))).collect();
     let renamed = renamed

@@ -42,9 +42,10 @@ enum Place {
 
 /// A key of a map is one, unless it is a name of another type; so are these fields, and texts of this type.
 const KEY_TYPE: &str = "PluginResource";
-const KEY_FIELDS: [(&str, &str); 6] = [
+const KEY_FIELDS: [(&str, &str); 7] = [
     ("Amounts", "others"),
     ("AntiAffinity", "topology"),
+    ("NodeLabel", "key"),
     ("PodTraits", "resources"),
     ("Requirement", "key"),
     ("Taint", "key"),

@@ -14,11 +14,14 @@ use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::unit_gpu;
 use crate::scheduling::verbs::Input;
 use crate::scheduling::verbs::filter::FilterAsked;
+use crate::scheduling::verbs::observe::NodeObserved;
 use crate::scheduling::verbs::proptests::taken_inputs;
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::PolicySet;
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -190,6 +193,43 @@ fn a_name_in_a_known_domain_is_hidden_and_a_key_is_not() {
     assert!(text.contains("apps.kubernetes.io/pod-index") && text.contains("nvidia.com/gpu"), "{text}");
     let [before, after] = [&recording, &redacted].map(|bytes| replay(bytes).unwrap().progress);
     assert_eq!(after, before);
+}
+
+/// Whose a node's GPUs are depends on names of resources and labels, and on patterns of the policy.
+#[test]
+fn a_node_of_another_allocator_stays_one_by_other_names() {
+    let observed = |resource: &str, value: &str| -> Input {
+        let changes = vec![NodeLabel { key: "nvidia.com/mig.config.state".into(), value: value.into() }];
+        let signs =
+            NodeSigns { resources: [(resource.into(), true)].into(), changes, ..NodeSigns::default() };
+        let labelled = Some(vec![unit_gpu(0, 0)]);
+        NodeObserved { signs, labelled, ..NodeObserved::new(node_name(0), NodeKind::Stowage) }.into()
+    };
+    let mut policy = Policy::default();
+    policy.version = 1000;
+    policy.nodes.harmless_resources = vec!["secret.example.com/*".into()];
+    policy.nodes.ignored_labels = vec!["nvidia.com/mig.config.state".into()];
+    let (waiting, demand) = (ObservedWaiting::default(), demand_of(1, 1, Sharing::Shared, 0));
+    let asked = || -> Input {
+        let (waiting, demand) = (waiting.clone(), demand.clone());
+        FilterAsked(VerbRequest { uid: uid(0), key: key(0), demand, waiting, disruption: None }).into()
+    };
+    let inputs = [observed("secret.example.com/gpu", "secret"), asked()];
+    let mut inputs: Vec<String> = inputs.iter().map(|input| serde_json::to_string(input).unwrap()).collect();
+    inputs.push(set(policy));
+    inputs.push(serde_json::to_string(&asked()).unwrap());
+    let recording = written(&entries(&inputs, 2), 7);
+    let redacted = redacted(&recording);
+    assert!(!text(&redacted).contains("secret"), "{}", text(&redacted));
+    let is_open = |bytes: &[u8]| {
+        let mut replay = replay(bytes).unwrap();
+        let snapshot = replay.cluster().unwrap().snapshot();
+        snapshot.nodes()[0].warnings.is_empty()
+    };
+    assert!(
+        is_open(&recording) && is_open(&redacted),
+        "the policy knows the resource and the label to be harmless"
+    );
 }
 
 /// A redacted recording is redacted once more to what it is: its names are in order already.

@@ -318,6 +318,9 @@ pub struct NodePart {
     /// Devices of the resource that the pod requests; `None` if the node has none or the pod requests VRAM.
     pub devices: Option<DevicesPart>,
     pub pool: Option<String>,
+    /// What is remarkable about its GPUs by its Node object.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// How current the measurements of this node are.
     pub freshness: Freshness,
     /// The age of the latest report's figures.

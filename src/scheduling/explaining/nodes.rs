@@ -11,7 +11,7 @@ use crate::ids::NodeName;
 use crate::scheduling::ledger::{Occupant, OccupantPhase};
 use crate::scheduling::placing::affinity::{self, Wake};
 use crate::scheduling::placing::engine_load_cost::EngineLoadCost;
-use crate::scheduling::placing::fit::{Misfit, check_node_admission};
+use crate::scheduling::placing::fit::{Misfit, check_node_admission, sentence};
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::pack::GpuChoice;
 use crate::scheduling::placing::rank;
@@ -82,7 +82,7 @@ impl NodeOutline {
             code: misfit.code().into(),
             count,
             example: facts.snapshot.nodes()[place].name.clone(),
-            text: misfit.to_string(),
+            text: sentence(&misfit, Some(&facts.snapshot.nodes()[place])),
         };
         let mut groups: Vec<RefusalGroup> = self.examples().into_iter().map(group).collect();
         groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.code.cmp(&b.code)));
@@ -126,11 +126,13 @@ impl NodeOutline {
         let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
         NodePart {
             name: node.name.clone(),
-            misfit: misfit.map(|misfit| Reason { code: misfit.code().into(), text: misfit.to_string() }),
+            misfit: misfit
+                .map(|misfit| Reason { code: misfit.code().into(), text: sentence(misfit, Some(node)) }),
             is_own,
             was_asked: facts.was_asked(place),
             devices: devices(node, facts.demand()),
             pool: known.pool.clone(),
+            warnings: node.warnings.iter().map(ToString::to_string).collect(),
             freshness: node.freshness,
             report_age_millis: known.report_age,
             tier: holding.map(|holding| holding.tier),
@@ -159,6 +161,7 @@ pub fn unknown(name: &NodeName) -> NodePart {
         was_asked: None,
         devices: None,
         pool: None,
+        warnings: Vec::new(),
         freshness: Default::default(),
         report_age_millis: None,
         tier: None,

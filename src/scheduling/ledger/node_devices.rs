@@ -58,6 +58,8 @@ impl Ledger {
         }
         // What is on lost devices is not charged on these any more.
         if is_first {
+            self.node_states.open(name).note_warnings(&self.policy);
+            self.refresh(name);
             self.adopt_reservations_on(name);
         }
         Ok(waiting)
@@ -121,7 +123,7 @@ impl Ledger {
         let Some(devices) = node_state.other_devices(devices, &self.pod_states) else { return };
         // Soft reservations name places, and those may be others now.
         self.drop_soft_reservations_on(name);
-        self.node_states.open(name).set_devices(devices);
+        self.node_states.open(name).set_devices(devices, &self.policy);
         self.refresh(name);
         self.note_published(name);
         // Before the agent reports, it is unknown which GPUs a reservation names.

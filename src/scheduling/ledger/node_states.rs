@@ -112,6 +112,7 @@ impl NodeStates {
         }
         for name in &names {
             let node_state = loaded.nodes.open(name);
+            node_state.note_warnings(policy);
             node_state.recount(pods, policy);
             let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);
             node_state.set_view(view, generation);

@@ -14,6 +14,7 @@ use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{NamespaceSelection, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
+use crate::scheduling::vocabulary::node_signs::NodeSigns;
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -247,6 +248,14 @@ impl Ledger {
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_labels(labels, policy)) {
             self.refresh(name);
             self.note_published(name);
+        }
+    }
+
+    /// What a node that exists shows of its GPUs beside their list.
+    pub(in crate::scheduling) fn set_signs(&mut self, name: &NodeName, signs: NodeSigns) {
+        let policy = &self.policy;
+        if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_signs(signs, policy)) {
+            self.refresh(name);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::node_signs::NodeWarning;
 use crate::scheduling::vocabulary::spare::SpareSet;
 
 /// The GPUs `demand` would get on `node` by best fit, or why it gets none. Of a device plugin it gets none that could be named:
@@ -35,8 +36,36 @@ pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice,
     affinity::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
+/// What the Node object shows that keeps pods away which request VRAM.
+pub fn exclusion(node: &Node) -> Option<Misfit> {
+    node.warnings.iter().find_map(excluded_by)
+}
+
+fn excluded_by(warning: &NodeWarning) -> Option<Misfit> {
+    match warning {
+        NodeWarning::OtherAllocator { .. } | NodeWarning::UnknownResource { .. } => {
+            Some(Misfit::DevicePluginNode)
+        }
+        NodeWarning::GpusChanging { .. } => Some(Misfit::MigLayoutMismatch),
+        NodeWarning::UnreadableLabel { .. } => Some(Misfit::NoGpus),
+        NodeWarning::IgnoredLabel { .. } | NodeWarning::ContradictedLabels { .. } => None,
+    }
+}
+
+/// Why the node does not fit, in a sentence. Reasons have figures and no names; this one names what the Node object shows.
+pub fn sentence(misfit: &Misfit, node: Option<&Node>) -> String {
+    let warning =
+        node.and_then(|node| node.warnings.iter().find(|warning| excluded_by(warning) == Some(*misfit)));
+    warning.map_or_else(|| misfit.to_string(), ToString::to_string)
+}
+
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
 pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
+    if demand.ask == Ask::Vram
+        && let Some(misfit) = exclusion(node)
+    {
+        return Err(misfit);
+    }
     match (&demand.ask, node.kind) {
         (Ask::Claims, _) => return Ok(()),
         (Ask::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),

@@ -2,7 +2,7 @@
 //! has been checked.
 //!
 //! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`],
-//! [`dra`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
+//! [`dra`], [`nodes`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
 //! team has, [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants
 //! name namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
 
@@ -13,6 +13,7 @@ pub mod dra;
 pub mod eviction;
 pub mod expression;
 pub mod namespaces;
+pub mod nodes;
 pub mod packing;
 pub mod planning;
 pub mod pool;
@@ -32,6 +33,7 @@ pub use eviction::{
 };
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use namespaces::{NamespaceLabels, NamespaceSelection};
+pub use nodes::NodeRules;
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::LendingRules;
 pub use planning::{

@@ -2,7 +2,8 @@
 //! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
 
 use super::{
-    AutoscalingRules, ConflictRule, DraRules, OveruseRule, PackingRules, Planning, PreemptionRules, Scoring,
+    AutoscalingRules, ConflictRule, DraRules, NodeRules, OveruseRule, PackingRules, Planning,
+    PreemptionRules, Scoring,
 };
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
@@ -33,6 +34,7 @@ pub struct Settings {
     pub overuse_after: Millis,
     pub planning: Planning,
     pub dra: DraRules,
+    pub nodes: NodeRules,
     pub autoscaling: AutoscalingRules,
 }
 
@@ -93,6 +95,7 @@ impl Default for Settings {
             overuse_after: Millis::seconds(60),
             planning: Planning::default(),
             dra: DraRules::default(),
+            nodes: NodeRules::default(),
             autoscaling: AutoscalingRules::default(),
         }
     }

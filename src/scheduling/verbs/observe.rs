@@ -10,6 +10,7 @@ use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::image::NodeImage;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::node_signs::NodeSigns;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,6 +26,9 @@ pub struct NodeObserved {
     /// Its GPUs by its labels, until an agent reports; `None` if the labels do not say.
     pub labelled: Option<Vec<Device>>,
     pub plugin_devices: PluginDevices,
+    /// What else it shows of its GPUs.
+    #[serde(default)]
+    pub signs: NodeSigns,
     /// `stowage.dev/vram` in its capacity; `None` if it advertises none.
     #[serde(default)]
     pub advertised: Option<Bytes>,
@@ -136,6 +140,7 @@ impl NodeObserved {
             identity: None,
             labelled: None,
             plugin_devices: PluginDevices::default(),
+            signs: NodeSigns::default(),
             advertised: None,
             labels: Arc::default(),
             machine: None,
@@ -153,6 +158,7 @@ impl Change for NodeObserved {
         }
         ledger.set_node(&self.name, self.kind, self.labelled);
         ledger.set_plugin_devices(&self.name, self.plugin_devices);
+        ledger.set_signs(&self.name, self.signs);
         ledger.share_labels(&self.name, self.labels);
         ledger.set_advertised(&self.name, self.advertised);
         if let Some(machine) = self.machine {

@@ -9,6 +9,7 @@ use super::gpu::{Device, Gpu, GpuSet};
 use super::image::NodeImageSet;
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
+use super::node_signs::NodeWarning;
 use super::start_time::{NodeStartFactors, StartFactors, StartKind};
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName};
 use crate::units::Bytes;
@@ -66,6 +67,9 @@ pub struct Node {
     pub closed: bool,
     /// Its GPUs are not cut as its pool expects.
     pub miscut: bool,
+    /// What is remarkable about its GPUs by its Node object, first what keeps pods away that request VRAM.
+    #[serde(default)]
+    pub warnings: Arc<[NodeWarning]>,
     /// Classes that its pool takes.
     pub classes: ClassSet,
     /// Models of which something is here.
@@ -112,6 +116,7 @@ impl Node {
             freshness: Freshness::default(),
             closed: false,
             miscut: false,
+            warnings: Arc::default(),
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
             reusable: ReusableEngineSet::default(),

@@ -29,6 +29,8 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
     let mut text = format!("\n{}\n", paint.put(&format!("{}: {verdict}", node.name), style.bold()));
     let mut rows: Vec<(String, String)> = Vec::new();
     rows.extend(node.misfit.as_ref().map(|misfit| ("why".into(), misfit.text.clone())));
+    let is_new = |warning: &&String| node.misfit.as_ref().is_none_or(|misfit| misfit.text != **warning);
+    rows.extend(node.warnings.iter().filter(is_new).map(|warning| ("warning".into(), warning.clone())));
     rows.push(("report".into(), seen(node)));
     rows.extend(node.devices.map(|DevicesPart { allocatable, used, left }| {
         ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))

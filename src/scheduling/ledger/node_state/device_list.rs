@@ -3,6 +3,7 @@
 use super::NodeState;
 use crate::ids::GpuUuid;
 use crate::scheduling::ledger::pod_states::PodStates;
+use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::units::{Millis, Moment};
@@ -126,8 +127,9 @@ impl NodeState {
         (devices != self.devices).then_some(devices)
     }
 
-    pub(in crate::scheduling::ledger) fn set_devices(&mut self, devices: Arc<[Device]>) {
+    pub(in crate::scheduling::ledger) fn set_devices(&mut self, devices: Arc<[Device]>, policy: &Policy) {
         self.devices = devices;
+        self.note_warnings(policy);
     }
 
     /// Another machine bears the name now: nothing is known of its devices.
@@ -199,7 +201,6 @@ mod tests {
     use super::*;
     use crate::ids::NodeName;
     use crate::scheduling::ledger::Ledger;
-    use crate::scheduling::policy::Policy;
     use crate::scheduling::testkit::whole_gpu;
     use crate::scheduling::vocabulary::node::NodeKind;
     use crate::units::Bytes;

@@ -25,7 +25,7 @@ pub use lending::{LoanStage, PodLoan, WakeStatus};
 use super::pod_states::PodStates;
 use super::start_samples::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::placing::fit::check_node_admission;
+use crate::scheduling::placing::fit::{check_node_admission, exclusion};
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
@@ -35,6 +35,7 @@ use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::node_signs::{NodeSigns, NodeWarning};
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::scheduling::vocabulary::spare::SpareCounts;
 use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
@@ -62,6 +63,12 @@ pub(in crate::scheduling) struct NodeState {
     labels: Arc<BTreeMap<String, String>>,
     /// What its pool says, and what follows for what hands its GPUs out.
     admission: PoolAdmission,
+    /// What its Node object shows of its GPUs beside their list.
+    #[serde(default)]
+    signs: NodeSigns,
+    /// What follows from that.
+    #[serde(skip)]
+    warnings: Arc<[NodeWarning]>,
     /// Which Node object it is, if that is known.
     identity: Option<NodeIdentity>,
     /// Whether an agent has said what its devices are.
@@ -126,6 +133,8 @@ impl NodeState {
             claims_devices: false,
             labels: Arc::default(),
             admission: PoolAdmission::default(),
+            signs: NodeSigns::default(),
+            warnings: Arc::default(),
             identity: None,
             reported: false,
             lists_all_devices: false,
@@ -272,9 +281,26 @@ impl NodeState {
         is_new
     }
 
-    /// Brings the node to what the policy says of its pool.
+    /// Brings the node to what the policy says of its pool and of its signs.
     pub(super) fn admit_by(&mut self, policy: &Policy) {
         self.admission = policy.admission(&self.labels);
+        self.note_warnings(policy);
+    }
+
+    /// Answers whether the Node object shows something else of its GPUs than before.
+    pub(super) fn set_signs(&mut self, signs: NodeSigns, policy: &Policy) -> bool {
+        let is_new = self.signs != signs;
+        self.signs = signs;
+        self.note_warnings(policy);
+        is_new
+    }
+
+    /// Brings its warnings to its signs, its devices and the policy.
+    pub(super) fn note_warnings(&mut self, policy: &Policy) {
+        let warnings = policy.nodes.warnings(&self.signs, &self.devices, self.reported);
+        if warnings != self.warnings {
+            self.warnings = warnings;
+        }
     }
 
     pub(super) fn labels(&self) -> &BTreeMap<String, String> {
@@ -330,7 +356,7 @@ impl NodeState {
         let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
         Node {
             name: known.name.clone(),
-            kind: if self.published { NodeKind::Dra } else { policy.kind_of(self.kind, self.admission) },
+            kind: self.kind_by(policy),
             generation: known.generation,
             // What decisions read again and again is shared as long as it stays the same.
             gpus: kept_or_new(&known.gpus, gpus),
@@ -342,6 +368,7 @@ impl NodeState {
             freshness: self.freshness,
             closed: unseen && policy.telemetry.expired == ExpiredRule::Refuse,
             miscut: self.is_miscut(policy),
+            warnings: self.warnings.clone(),
             classes: self.admission.classes,
             holdings: self.holdings(),
             reusable: known.reusable.kept_or_new(self.reusable_engines(pods, policy, None)),
@@ -349,6 +376,16 @@ impl NodeState {
             start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),
             free_host: self.free_host(pods),
+        }
+    }
+
+    /// What allocates its GPUs.
+    fn kind_by(&self, policy: &Policy) -> NodeKind {
+        let is_anothers = self.warnings.iter().any(NodeWarning::is_of_owner);
+        match policy.kind_of(self.kind, self.admission) {
+            _ if self.published => NodeKind::Dra,
+            NodeKind::Stowage if is_anothers => NodeKind::DevicePlugin,
+            kind => kind,
         }
     }
 
@@ -374,7 +411,8 @@ impl NodeState {
         if self.exists {
             now.whole = self.view.whole();
         }
-        if self.exists && kind == NodeKind::Stowage && !closed && !miscut && !self.cordoned {
+        let is_open = exclusion(&self.view).is_none() && !closed && !miscut && !self.cordoned;
+        if self.exists && kind == NodeKind::Stowage && is_open {
             let free = self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty());
             free.for_each(|gpu| now.spare.count(gpu.spare));
         }
