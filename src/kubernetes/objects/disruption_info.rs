@@ -3,10 +3,14 @@
 //! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
 //! nothing here rejects a pod.
 
-use super::{DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asked, wakeable_for};
+use super::{
+    DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asked, asks_for_gpu, kube_filters,
+    wakeable_for,
+};
 use crate::ids::OwnerUid;
 use crate::scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan,
+    PlacelessMember, PodDeletion, PodHealth, Replacement,
 };
 use crate::units::Millis;
 use crate::units::text::duration;
@@ -24,6 +28,13 @@ const LONGEST_WAKE_REQUEST: usize = 128;
 /// Kueue's labels on pods that it has admitted, and on pods that are queued for it.
 const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"];
 const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+
+/// Labels that number the pods of one owner, the narrower first.
+const INDEX: [&str; 3] = [
+    "batch.kubernetes.io/job-completion-index",
+    "leaderworkerset.sigs.k8s.io/worker-index",
+    "apps.kubernetes.io/pod-index",
+];
 
 /// One label that names a pod's group.
 struct GroupLabel {
@@ -108,7 +119,11 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
             group,
             group_size: group_size.flatten(),
             owner: owner(pod),
+            index: index(pod),
             queue_managed: is_queue_managed(pod),
+            replacement: replacement(pod),
+            claims: kube_filters::lasting_claims(pod),
+            health: health(pod),
             ..DisruptionInfo::default()
         },
         stamp: stamp(pod, now),
@@ -117,6 +132,15 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
         shows_eviction: is_true(pod, DISRUPTION_TARGET_CONDITION),
         shows_reservation: is_true(pod, RESERVED_CONDITION),
     }
+}
+
+/// The pod as a member of a group that needs no place; `None` if it is in no group, needs a place, has failed or is being deleted.
+pub fn placeless_member(pod: &Pod) -> Option<PlacelessMember> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let has_ended = phase == Some("Succeeded");
+    let is_there = phase != Some("Failed") && pod.metadata.deletion_timestamp.is_none();
+    let (group, _) = group(pod).filter(|_| has_ended || is_there && !asks_for_gpu(pod))?;
+    Some(PlacelessMember { group, owner: owner(pod), index: index(pod), has_ended })
 }
 
 fn is_true(pod: &Pod, condition: &str) -> bool {
@@ -195,6 +219,10 @@ fn owner(pod: &Pod) -> Option<OwnerUid> {
     let owners = pod.metadata.owner_references.as_ref()?;
     let controller = owners.iter().find(|owner| owner.controller == Some(true))?;
     OwnerUid::parse(&controller.uid).ok()
+}
+
+fn index(pod: &Pod) -> Option<u32> {
+    INDEX.iter().find_map(|key| label(pod, key))?.parse().ok()
 }
 
 fn is_queue_managed(pod: &Pod) -> bool {

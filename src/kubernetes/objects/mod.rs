@@ -24,7 +24,7 @@ pub use conditions::{
     without_our_gate,
 };
 pub use disruption_budget::budget;
-pub use disruption_info::observed as disruption;
+pub use disruption_info::{is_mirror, observed as disruption, placeless_member};
 pub use images::{node_images, start_progress};
 pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
