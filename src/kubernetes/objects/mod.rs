@@ -125,7 +125,8 @@ pub fn classified_demand(
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
-    Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
+    let wish = kube_filters::gpu_wish(pod).map(Arc::new);
+    Ok(Demand { models: gpu_models::gpu_models(pod), wish, images, engine, ..demand })
 }
 
 /// The demand of a pod whose devices kube-scheduler allocates by its claims.

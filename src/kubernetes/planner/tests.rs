@@ -12,6 +12,7 @@ mod loans;
 mod reservations_observed;
 mod runs;
 mod told;
+mod unequal_gpus;
 mod victims;
 mod volumes;
 

@@ -117,4 +117,19 @@ impl fmt::Display for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
+
+    /// The node that it names, if it takes no other.
+    fn named_node(&self) -> Option<&str> {
+        let hostnames = self.labels.iter().filter(|one| one.key == HOSTNAME).map(|one| &one.rule);
+        hostnames.chain(&self.name).find_map(|rule| match rule {
+            Rule::In(names) if names.len() == 1 => names.first().map(String::as_str),
+            _ => None,
+        })
+    }
+}
+
+/// Whether these terms, of which one must match, leave a single node.
+pub fn name_one_node(terms: &[NodeTerm]) -> bool {
+    let named: Option<BTreeSet<&str>> = terms.iter().map(NodeTerm::named_node).collect();
+    named.is_some_and(|names| names.len() == 1)
 }

@@ -1,7 +1,7 @@
 //! What a pod shows to kube-scheduler's filters: of a pending pod everything, of a bound pod only what affects others.
 
 use super::host_ports::HostPort;
-use super::node::{FilterNode, NodeTerm, ObjectLabels, Toleration};
+use super::node::{FilterNode, HOSTNAME, NodeTerm, ObjectLabels, Toleration, name_one_node};
 use super::resources::Amounts;
 use crate::coded::coded;
 use crate::ids::NodeName;

@@ -8,7 +8,7 @@
 //! There may be a hundred thousand claims, and few of them are of pods that wait: what is kept of each is small, and in shards,
 //! so that a change while a plan reads the view copies one shard.
 
-use super::node::{FilterNode, NodeTerm};
+use super::node::{FilterNode, NodeTerm, name_one_node};
 use super::requirements::{Requirements, UnsupportedRule};
 use crate::ids::NodeName;
 use rustc_hash::FxBuildHasher;

@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::ClassExclusion;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::gpu_wish::GpuTraits;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
@@ -222,6 +223,7 @@ impl VictimCluster {
                 island: None,
                 health: if card.lost { Health::Lost } else { Health::Healthy },
                 spare: SpareSet::NONE,
+                traits: GpuTraits::default(),
             };
             for pod in self.on(node, place) {
                 gpu.charge(Bytes(pod.bytes), sharing(pod));
