@@ -16,10 +16,13 @@ use crate::units::Millis;
 use crate::units::text::duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// When the pod last saved its work, RFC 3339; Stowage's own key first.
 const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+/// On the object that the kubelet makes of a static pod, for all to see; its owner is the Node.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// Characters of a wake request that count: it is repeated in a condition.
@@ -148,6 +151,34 @@ fn is_true(pod: &Pod, condition: &str) -> bool {
     conditions.filter(|one| one.type_ == condition).any(|one| one.status == "True")
 }
 
+/// Whether the pod is the mirror of a static one.
+pub fn is_mirror(pod: &Pod) -> bool {
+    let of_node = |owner: &OwnerReference| owner.kind == "Node" && owner.api_version == "v1";
+    annotation(pod, MIRROR).is_some() || owners(pod).any(of_node)
+}
+
+fn replacement(pod: &Pod) -> Replacement {
+    if is_mirror(pod) {
+        return Replacement::Static;
+    }
+    match owners(pod).any(|owner| owner.kind == "DaemonSet") || kube_filters::names_one_node(pod) {
+        true => Replacement::SameNode,
+        false => Replacement::Anywhere,
+    }
+}
+
+fn health(pod: &Pod) -> PodHealth {
+    match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
+        Some("Pending") => PodHealth::Pending,
+        Some("Running") if !is_true(pod, "Ready") => PodHealth::Unready,
+        _ => PodHealth::Ready,
+    }
+}
+
+fn owners(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
+    pod.metadata.owner_references.iter().flatten()
+}
+
 /// What the pod shows of VRAM that sleeping engines lend.
 fn loan(pod: &Pod) -> ObservedLoan {
     let request = annotation(pod, asked::WAKE_REQUESTED);
@@ -216,8 +247,7 @@ fn millis_between(earlier: Timestamp, later: Timestamp) -> Result<Millis, Millis
 }
 
 fn owner(pod: &Pod) -> Option<OwnerUid> {
-    let owners = pod.metadata.owner_references.as_ref()?;
-    let controller = owners.iter().find(|owner| owner.controller == Some(true))?;
+    let controller = owners(pod).find(|owner| owner.controller == Some(true))?;
     OwnerUid::parse(&controller.uid).ok()
 }
 

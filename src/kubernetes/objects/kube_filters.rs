@@ -180,6 +180,13 @@ fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
     })
 }
 
+/// The claims that are there still when the pod is gone.
+pub fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
+    let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
+    let claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
+    claims.map(|claim| claim.claim_name.as_str().into()).collect()
+}
+
 /// All but those that any node can provide, and those with a claim, which is evaluated by itself. Some disks can be mounted only
 /// once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {

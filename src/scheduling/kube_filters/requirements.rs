@@ -130,6 +130,11 @@ impl Requirements {
         self.node_selector.iter().all(has)
             && terms.is_none_or(|terms| terms.iter().any(|term| term.takes(machine)))
     }
+
+    /// Whether they name a single node.
+    pub fn name_one_node(&self) -> bool {
+        self.node_selector.contains_key(HOSTNAME) || self.node_affinity.as_deref().is_some_and(name_one_node)
+    }
 }
 
 impl AntiAffinity {

@@ -36,6 +36,7 @@ struct OraclePod {
     priority: i32,
     cost: u64,
     deletion_cost: i32,
+    stranded: bool,
     /// `None` if it lives on a guarantee.
     spared: Option<u32>,
     budgets: BTreeSet<usize>,
@@ -134,6 +135,7 @@ impl VictimCluster {
             priority: -(dice.below(3) as i32) - 1,
             cost: dice.below(6),
             deletion_cost: dice.below(2) as i32,
+            stranded: dice.one_in(3),
             spared: (!dice.one_in(4)).then(|| dice.below(2) as u32),
             budgets,
             group: (way == VictimKind::MayLeave && (is_far || dice.one_in(3)))
@@ -256,7 +258,11 @@ impl VictimCluster {
                 memory: Bytes(u64::from(pod.class_exclusions)),
             },
             grace: Millis::seconds(1),
-            eviction_cost: PodEvictionCost { work: pod.cost, ..PodEvictionCost::default() },
+            eviction_cost: PodEvictionCost {
+                work: pod.cost,
+                stranded: u64::from(pod.stranded),
+                ..PodEvictionCost::default()
+            },
             deletion_cost: pod.deletion_cost,
             standing: pod.spared.map_or(QuotaStatus::Guaranteed, |spared| QuotaStatus::Borrowed { spared }),
             given_back: TenantUsage { vram: Bytes(gives_back(pod)), milli_gpus: 0 },
@@ -329,7 +335,8 @@ impl VictimCluster {
             from_guarantee: victims().any(|pod| pod.spared.is_none()),
             priority: most(|pod| pod.priority.abs_diff(i32::MIN)),
             spared: most(|pod| pod.spared.unwrap_or(0)),
-            cost: victims().map(|pod| pod.cost).sum(),
+            cost: victims().map(|pod| pod.cost + u64::from(pod.stranded)).sum(),
+            stranded: victims().filter(|pod| pod.stranded).count() as u32,
             deletion_cost: most(|pod| pod.deletion_cost.abs_diff(i32::MIN)),
             victims: victims().count() as u32,
             evicted: Bytes(victims().map(|pod| pod.bytes * pod.gpus.len() as u64).sum()),

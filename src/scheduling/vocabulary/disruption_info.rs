@@ -252,6 +252,11 @@ impl DisruptionInfo {
         self.group.as_ref().filter(|group| group.kind.is_placed_whole())
     }
 
+    /// Whether an eviction would free nothing, whatever its object says of its deletion.
+    pub fn is_static(&self) -> bool {
+        self.replacement == Replacement::Static
+    }
+
     /// Whether it says the same as `other`, but for the wavering of clocks.
     pub fn is_like(&self, other: &Self) -> bool {
         let is_near = match (self.checkpoint, other.checkpoint) {
