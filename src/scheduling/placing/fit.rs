@@ -71,6 +71,10 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     if gpus.iter().all(|gpu| gpu.health != Health::Healthy) {
         return Misfit::NoHealthyGpu { gpus: gpus.len() as u32 };
     }
+    let wanted = gpus.iter().filter(|gpu| gpu.is_wanted_by(demand)).count() as u32;
+    if wanted < asked.min(gpus.len() as u32) {
+        return Misfit::OtherGpus { wanted, asked };
+    }
     let usable_gpus = count(&|_| true);
     if usable_gpus < asked {
         return Misfit::TooFewGpus { usable: usable_gpus, asked };

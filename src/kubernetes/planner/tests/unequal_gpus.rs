@@ -3,6 +3,7 @@
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::scheduling::placing::fit::fit;
+use crate::scheduling::reasons::Misfit;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::observe::DevicesReported;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
@@ -134,4 +135,16 @@ async fn a_pod_over_several_gpus_gets_only_such_as_it_names() {
     let mut three = two("b");
     three["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "3" });
     assert_eq!(bound_to(&mut bench, three), None);
+}
+
+#[tokio::test]
+async fn a_refusal_says_that_the_pod_names_other_gpus() {
+    let bench = with_gpus(&[RTX, A100]);
+    let pod = selecting(waiting("a", 20, 0), "nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3");
+    let pod = serde_json::from_value(pod).unwrap();
+    let demand = objects::classified_demand(&pod, |traits| bench.service.classify(traits)).unwrap();
+    let snapshot = bench.service.cluster().snapshot();
+    let misfit = fit(snapshot.node("n").unwrap(), &demand).unwrap_err();
+    assert_eq!(misfit, Misfit::OtherGpus { wanted: 0, asked: 1 });
+    assert!(misfit.to_string().ends_with("of this node's unlike GPUs 0 are"), "{misfit}");
 }
