@@ -225,6 +225,7 @@ impl FullCluster {
                 name,
                 selector,
                 allowed: 1,
+                unhealthy_may_go: false,
             }));
         }
     }

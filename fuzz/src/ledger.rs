@@ -392,7 +392,7 @@ impl LedgerRace {
     fn set_budget(&mut self, amount: u8) {
         let selector = Selector::All(vec![Requirement::is("app", "a1")]);
         let allowed = u32::from(amount % 3);
-        let budget = DisruptionBudget { namespace: "default".into(), name: "b".into(), selector, allowed };
+        let budget = DisruptionBudget { namespace: "default".into(), name: "b".into(), selector, allowed, unhealthy_may_go: false };
         self.budget = (amount < 200).then_some(budget);
         for replica in &mut self.replicas {
             match &self.budget {

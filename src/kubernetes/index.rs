@@ -29,8 +29,8 @@ use crate::scheduling::planning::WaitReason;
 use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::verbs::observe::{
-    EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted,
-    PodObserved, PodReleased, ReservationGone,
+    EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved,
+    PlacelessMemberObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
 };
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
@@ -130,12 +130,14 @@ impl ClusterIndex {
         let for_filters = kube_filters::read(service, &uid, pod);
         if !objects::asks_for_gpu(pod) {
             service.cluster().apply(for_filters);
+            note_placeless(service, &uid, pod);
             self.note_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
         if objects::is_finished(pod) || objects::waits_for_its_end(pod) {
             service.cluster().apply(for_filters);
             self.release(service, &uid, &key);
+            note_placeless(service, &uid, pod);
             return None;
         }
         self.release_predecessor(service, &uid, &key);
@@ -171,7 +173,8 @@ impl ClusterIndex {
             (cluster.scratch(), cluster.kube_filters().snapshot())
         };
         self.unlisted_pods = ledger.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
-        self.unlisted_pods.extend(filters.pods_in_no_order().cloned());
+        self.unlisted_pods
+            .extend(filters.pods_in_no_order().chain(ledger.placeless_members().keys()).cloned());
         // A ledger that has been discarded since does not name them.
         self.unlisted_pods.extend(self.pods.values().map(|pod| pod.uid.clone()));
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
@@ -444,6 +447,15 @@ fn see(
         is_known: cluster.pod_state(uid).is_some(),
         event: pod_warnings::event(&cluster, uid, warning),
         start,
+    }
+}
+
+/// Few pods are members of a group that need no place: nothing is applied of the others.
+fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
+    let member = objects::placeless_member(pod);
+    let mut cluster = service.cluster();
+    if member.is_some() || cluster.placeless_members().contains_key(uid) {
+        cluster.apply(PlacelessMemberObserved { uid: uid.clone(), member });
     }
 }
 

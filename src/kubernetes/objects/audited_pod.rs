@@ -3,7 +3,7 @@
 
 use super::{
     ReservationMessage, annotation, asks_device_plugin, classified_demand, granted, granted_exclusive,
-    recorded_devices, written,
+    is_mirror, recorded_devices, written,
 };
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::audit::conflicts::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
@@ -27,6 +27,7 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
         hundredths: hundredths(pod).unwrap_or_default(),
         started: has_started(pod),
         leaving: pod.metadata.deletion_timestamp.is_some(),
+        is_static: is_mirror(pod),
         borrows: super::borrows(pod),
         since: since(pod),
     };

@@ -11,20 +11,29 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 ///
 /// A selector that cannot be parsed covers the whole namespace: better to protect one pod too many.
 pub fn budget(found: &PodDisruptionBudget) -> Option<DisruptionBudget> {
-    let wanted = found.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    let spec = found.spec.as_ref();
+    let wanted = spec.and_then(|spec| spec.selector.as_ref());
+    let policy = spec.and_then(|spec| spec.unhealthy_pod_eviction_policy.as_deref());
+    let always_allows = policy == Some("AlwaysAllow");
+    let status = found.status.as_ref().filter(|status| is_current(status, found.metadata.generation));
     Some(DisruptionBudget {
         namespace: found.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
         name: found.metadata.name.clone()?,
         selector: wanted.map_or(Selector::Nothing, |wanted| selector(wanted).unwrap_or(Selector::EVERYTHING)),
-        allowed: found.status.as_ref().map_or(0, |status| allowed(status, found.metadata.generation)),
+        allowed: status.map_or(0, |status| status.disruptions_allowed.unwrap_or(0).try_into().unwrap_or(0)),
+        unhealthy_may_go: always_allows || status.is_some_and(is_healthy),
     })
 }
 
 /// A status older than the budget's spec is outdated: it allows no disruption.
-fn allowed(status: &PodDisruptionBudgetStatus, generation: Option<i64>) -> u32 {
-    let is_current = status.observed_generation.unwrap_or(0) >= generation.unwrap_or(0);
-    let allowed = status.disruptions_allowed.filter(|_| is_current).unwrap_or(0);
-    allowed.try_into().unwrap_or(0)
+fn is_current(status: &PodDisruptionBudgetStatus, generation: Option<i64>) -> bool {
+    status.observed_generation.unwrap_or(0) >= generation.unwrap_or(0)
+}
+
+/// As the Eviction API compares it.
+fn is_healthy(status: &PodDisruptionBudgetStatus) -> bool {
+    let desired = status.desired_healthy.unwrap_or(0);
+    desired > 0 && status.current_healthy.unwrap_or(0) >= desired
 }
 
 pub(super) fn selector(found: &LabelSelector) -> Result<Selector, UnreadableRule> {

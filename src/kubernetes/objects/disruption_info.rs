@@ -3,19 +3,26 @@
 //! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
 //! nothing here rejects a pod.
 
-use super::{DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asked, wakeable_for};
+use super::{
+    DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asked, asks_for_gpu, kube_filters,
+    wakeable_for,
+};
 use crate::ids::OwnerUid;
 use crate::scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan,
+    PlacelessMember, PodDeletion, PodHealth, Replacement,
 };
 use crate::units::Millis;
 use crate::units::text::duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// When the pod last saved its work, RFC 3339; Stowage's own key first.
 const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+/// On the object that the kubelet makes of a static pod, for all to see; its owner is the Node.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// Characters of a wake request that count: it is repeated in a condition.
@@ -24,6 +31,13 @@ const LONGEST_WAKE_REQUEST: usize = 128;
 /// Kueue's labels on pods that it has admitted, and on pods that are queued for it.
 const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"];
 const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+
+/// Labels that number the pods of one owner, the narrower first.
+const INDEX: [&str; 3] = [
+    "batch.kubernetes.io/job-completion-index",
+    "leaderworkerset.sigs.k8s.io/worker-index",
+    "apps.kubernetes.io/pod-index",
+];
 
 /// One label that names a pod's group.
 struct GroupLabel {
@@ -108,7 +122,11 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
             group,
             group_size: group_size.flatten(),
             owner: owner(pod),
+            index: index(pod),
             queue_managed: is_queue_managed(pod),
+            replacement: replacement(pod),
+            claims: kube_filters::lasting_claims(pod),
+            health: health(pod),
             ..DisruptionInfo::default()
         },
         stamp: stamp(pod, now),
@@ -119,9 +137,46 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     }
 }
 
+/// The pod as a member of a group that needs no place; `None` if it is in no group, needs a place, has failed or is being deleted.
+pub fn placeless_member(pod: &Pod) -> Option<PlacelessMember> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let has_ended = phase == Some("Succeeded");
+    let is_there = phase != Some("Failed") && pod.metadata.deletion_timestamp.is_none();
+    let (group, _) = group(pod).filter(|_| has_ended || is_there && !asks_for_gpu(pod))?;
+    Some(PlacelessMember { group, owner: owner(pod), index: index(pod), has_ended })
+}
+
 fn is_true(pod: &Pod, condition: &str) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
     conditions.filter(|one| one.type_ == condition).any(|one| one.status == "True")
+}
+
+/// Whether the pod is the mirror of a static one.
+pub fn is_mirror(pod: &Pod) -> bool {
+    let of_node = |owner: &OwnerReference| owner.kind == "Node" && owner.api_version == "v1";
+    annotation(pod, MIRROR).is_some() || owners(pod).any(of_node)
+}
+
+fn replacement(pod: &Pod) -> Replacement {
+    if is_mirror(pod) {
+        return Replacement::Static;
+    }
+    match owners(pod).any(|owner| owner.kind == "DaemonSet") || kube_filters::names_one_node(pod) {
+        true => Replacement::SameNode,
+        false => Replacement::Anywhere,
+    }
+}
+
+fn health(pod: &Pod) -> PodHealth {
+    match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
+        Some("Pending") => PodHealth::Pending,
+        Some("Running") if !is_true(pod, "Ready") => PodHealth::Unready,
+        _ => PodHealth::Ready,
+    }
+}
+
+fn owners(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
+    pod.metadata.owner_references.iter().flatten()
 }
 
 /// What the pod shows of VRAM that sleeping engines lend.
@@ -192,9 +247,12 @@ fn millis_between(earlier: Timestamp, later: Timestamp) -> Result<Millis, Millis
 }
 
 fn owner(pod: &Pod) -> Option<OwnerUid> {
-    let owners = pod.metadata.owner_references.as_ref()?;
-    let controller = owners.iter().find(|owner| owner.controller == Some(true))?;
+    let controller = owners(pod).find(|owner| owner.controller == Some(true))?;
     OwnerUid::parse(&controller.uid).ok()
+}
+
+fn index(pod: &Pod) -> Option<u32> {
+    INDEX.iter().find_map(|key| label(pod, key))?.parse().ok()
 }
 
 fn is_queue_managed(pod: &Pod) -> bool {

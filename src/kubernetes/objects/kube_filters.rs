@@ -11,8 +11,10 @@ pub(super) use rules::node_terms;
 use super::{gates, is_finished};
 use crate::ids::NodeName;
 use crate::scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
-use crate::scheduling::kube_filters::node::{FilterNode, Taint};
+use crate::scheduling::kube_filters::node::{FilterNode, NodeTerm, Taint};
 use crate::scheduling::kube_filters::requirements::{NodeFootprint, Requirements, UnsupportedRule};
+use crate::scheduling::vocabulary::gpu_wish::GpuWish;
+use crate::scheduling::vocabulary::label_selector::Requirement;
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,6 +89,28 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
     }
 }
 
+/// Whether its node selector or its node affinity names a single node.
+pub fn names_one_node(pod: &Pod) -> bool {
+    selects_nodes(pod) && successor_requirements(pod).name_one_node()
+}
+
+/// What its node selector and its node affinity ask of GPUs.
+pub fn gpu_wish(pod: &Pod) -> Option<GpuWish> {
+    if !selects_nodes(pod) {
+        return None;
+    }
+    let Requirements { node_selector, node_affinity, .. } = successor_requirements(pod);
+    let terms = node_affinity.unwrap_or_else(|| vec![NodeTerm::default()]).into_iter();
+    GpuWish::of(terms.map(|NodeTerm { mut labels, .. }| {
+        labels.extend(node_selector.iter().map(|(key, value)| Requirement::is(key, value)));
+        labels
+    }))
+}
+
+fn selects_nodes(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.node_selector.is_some() || spec.affinity.is_some())
+}
+
 fn namespace(pod: &Pod) -> String {
     pod.metadata.namespace.clone().unwrap_or_else(|| "default".into())
 }
@@ -154,6 +178,13 @@ fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
         (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name.as_deref()?, volume.name).into()),
         (None, None) => None,
     })
+}
+
+/// The claims that are there still when the pod is gone.
+pub fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
+    let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
+    let claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
+    claims.map(|claim| claim.claim_name.as_str().into()).collect()
 }
 
 /// All but those that any node can provide, and those with a claim, which is evaluated by itself. Some disks can be mounted only

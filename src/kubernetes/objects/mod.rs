@@ -25,7 +25,7 @@ pub use conditions::{
     without_our_gate,
 };
 pub use disruption_budget::budget;
-pub use disruption_info::observed as disruption;
+pub use disruption_info::{is_mirror, observed as disruption, placeless_member};
 pub use images::{node_images, start_progress};
 pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
 pub use reservation::{
@@ -119,7 +119,8 @@ pub fn classified_demand(
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
-    Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
+    let wish = kube_filters::gpu_wish(pod).map(Arc::new);
+    Ok(Demand { models: gpu_models::gpu_models(pod), wish, images, engine, ..demand })
 }
 
 /// The demand of a pod whose devices kube-scheduler allocates by its claims.

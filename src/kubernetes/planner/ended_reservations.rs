@@ -162,7 +162,8 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
             _ => {}
         }
     }
-    (broken.bound.len() + broken.assumed.len() < broken.size).then_some(broken)
+    let placeless = ledger.count_placeless(group).iter().sum::<u32>() as usize;
+    (broken.bound.len() + broken.assumed.len() + placeless < broken.size).then_some(broken)
 }
 
 pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {

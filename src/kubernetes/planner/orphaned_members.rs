@@ -117,6 +117,7 @@ pub(super) fn is_orphaned(ledger: &Ledger, uid: &PodUid) -> bool {
     let is_there = matches!(&pod_state.phase, PodPhase::Bound(bound) if bound.leaving.is_none());
     let group = pod_state.disruption_info.placed_with();
     is_there
+        && !pod_state.disruption_info.is_static()
         && ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict
         && group.is_some_and(|group| broken(ledger, group).is_some())
 }

@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod earlier_reservations;
+mod ended_members;
 mod evictions;
 mod fixture;
 mod gangs;
@@ -11,6 +12,8 @@ mod loans;
 mod reservations_observed;
 mod runs;
 mod told;
+mod unequal_gpus;
+mod victims;
 mod volumes;
 
 use super::*;

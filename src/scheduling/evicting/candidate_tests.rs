@@ -271,6 +271,7 @@ fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_
         name: name.into(),
         selector: Selector::EVERYTHING,
         allowed,
+        unhealthy_may_go: false,
     };
     bench.ledger.set_budget(budget("one", 0));
     bench.bound_with("service-b", "b", demand(72, 0), observed());
@@ -310,8 +311,15 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     bench.bound("y", "a", ObservedDisruptionInfo { disruption_info, ..observed() });
     // Half of its GPU: 36 of 72 GiB.
     let drain = 500 * 30;
-    let expected =
-        PodEvictionCost { restart: 60_000, work: 500 * 600, reload: 0, drain, in_flight: 0, again: 0 };
+    let expected = PodEvictionCost {
+        restart: 60_000,
+        work: 500 * 600,
+        reload: 0,
+        drain,
+        in_flight: 0,
+        again: 0,
+        stranded: 0,
+    };
     let eviction_cost = bench.eviction_cost("x");
     assert_eq!(PodEvictionCost { reload: 0, ..eviction_cost }, expected);
     let from_nowhere = eviction_cost.reload;
@@ -451,6 +459,7 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         name: "immortal".into(),
         selector: Selector::EVERYTHING,
         allowed: 0,
+        unhealthy_may_go: false,
     };
     for (rules, group_victims) in
         [("disruptionBudgets: honor", None), ("disruptionBudgets: ignore", three("covered", "", ""))]

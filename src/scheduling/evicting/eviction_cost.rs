@@ -18,6 +18,9 @@ pub struct EvictionCost {
     pub spared: u32,
     /// The sum of the losses, in thousandths of a GPU-second.
     pub cost: u64,
+    /// Victims whose replacements could run on the same node only: of sets that lose as much the one with fewer of them.
+    #[serde(default)]
+    pub stranded: u32,
     /// The highest pod deletion cost among the victims, relative to the lowest possible.
     pub deletion_cost: u32,
     pub victims: u32,
@@ -39,6 +42,7 @@ impl EvictionCost {
             priority: resident.priority.abs_diff(i32::MIN),
             spared,
             cost: resident.eviction_cost.total(),
+            stranded: u32::from(resident.eviction_cost.stranded > 0),
             deletion_cost: resident.deletion_cost.abs_diff(i32::MIN),
             victims: 1,
             evicted: resident.vram(),
@@ -54,6 +58,7 @@ impl EvictionCost {
             priority: self.priority.max(other.priority),
             spared: self.spared.max(other.spared),
             cost: self.cost.saturating_add(other.cost),
+            stranded: self.stranded.saturating_add(other.stranded),
             deletion_cost: self.deletion_cost.max(other.deletion_cost),
             victims: self.victims.saturating_add(other.victims),
             evicted: self.evicted + other.evicted,

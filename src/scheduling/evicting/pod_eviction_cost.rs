@@ -33,6 +33,11 @@ impl Ledger {
             drain: of_its_gpus(self.time_to_leave(pod_state)),
             in_flight: per_request.0.saturating_mul(requests_in_flight(uid, node_state)),
             again: per_pod.0.saturating_mul(evictions),
+            stranded: match preemptor.would_strand(pod_state) {
+                // As long as the preemptor runs: taken to be the longest work that may be lost, but never nothing.
+                true => of_its_gpus(self.longest_work(self.policy().class(pod_state.demand.class))).max(1),
+                false => 0,
+            },
         }
     }
 
@@ -56,8 +61,11 @@ impl Ledger {
     }
 
     pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
-        let at_most = class.max_lost_work.unwrap_or(self.policy().preemption.costs.max_lost_work);
-        self.now().since(since).min(at_most)
+        self.now().since(since).min(self.longest_work(class))
+    }
+
+    fn longest_work(&self, class: &Class) -> Millis {
+        class.max_lost_work.unwrap_or(self.policy().preemption.costs.max_lost_work)
     }
 
     /// How long its engine takes to start again where its model is nearest, on GPUs like its own; zero for a pod without a model.

@@ -9,9 +9,11 @@ use crate::scheduling::ledger::{Departure, KeepReason, Preemptor};
 use crate::scheduling::ledger::{NodeState, ResidentPod};
 use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::scheduling::ledger::{PotentialVictim, given_back};
+use crate::scheduling::policy::ViolateBudgets;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::Millis;
 use std::collections::BTreeMap;
@@ -101,6 +103,7 @@ impl Ledger {
         self.keep_reason(uid, pod_state, demand, wanted, claim)
             .or_else(|| self.resident(uid, pod_state, node_state).is_none().then_some(KeepReason::Unplaced))
             .or_else(|| survey.group_is_kept(pod_state, wanted))
+            .or_else(|| survey.budget_is_kept(pod_state))
     }
 
     /// By how many pods disruption budgets are overdrawn if these are evicted for the pod, beside the victims of other pods'
@@ -166,7 +169,7 @@ impl<'l> CandidateSurvey<'l> {
             // Once it is leaving, the budget itself says so.
             if ledger.departure_of(pod_state).is_none() {
                 coverage
-                    .of(&pod_state.demand.traits)
+                    .asked(&pod_state.demand.traits, pod_state.disruption_info.health)
                     .into_iter()
                     .for_each(|budget| *spent.entry(budget).or_default() += 1);
             }
@@ -256,8 +259,25 @@ impl<'l> CandidateSurvey<'l> {
     /// The budgets that may keep the pod: none where its class ignores them.
     fn budgets_over(&self, pod_state: &PodState) -> Vec<usize> {
         match self.ledger.policy().class(pod_state.demand.class).honors_budgets() {
-            true => self.coverage.of(&pod_state.demand.traits),
+            true => self.coverage.asked(&pod_state.demand.traits, pod_state.disruption_info.health),
             false => Vec::new(),
+        }
+    }
+
+    /// The budget that allows no eviction of the pod, unless the policy may violate it.
+    fn budget_is_kept(&self, pod_state: &PodState) -> Option<KeepReason> {
+        let Self { ledger, .. } = self;
+        let is_kept = ledger.policy().preemption.violate_budgets == ViolateBudgets::Never;
+        let over = if is_kept { self.budgets_over(pod_state) } else { Vec::new() };
+        match &over[..] {
+            [] => None,
+            [only] => {
+                let (DisruptionBudget { namespace, name, .. }, allowed) =
+                    (&ledger.budgets()[*only], self.allowed(*only));
+                let name = format!("{namespace}/{name}");
+                (allowed == 0).then_some(KeepReason::Budget { name, allowed })
+            }
+            _ => Some(KeepReason::Budgets),
         }
     }
 

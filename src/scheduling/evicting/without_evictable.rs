@@ -66,6 +66,7 @@ impl Ledger {
     fn may_leave_some_day(&self, pod_state: &PodState) -> bool {
         let class = self.policy().class(pod_state.demand.class);
         let keep_reason = class.eviction == Preemptibility::Never
+            || pod_state.disruption_info.is_static()
             || self.is_left_to_kueue(pod_state)
             || (pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt());
         !keep_reason

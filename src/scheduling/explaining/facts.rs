@@ -88,7 +88,10 @@ impl Facts {
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
-            preemptor: if waits { ledger.preemptor(uid) } else { Preemptor::default() },
+            preemptor: match waits {
+                true => ledger.preemptor(uid).beside_volumes(cluster.kube_filters()),
+                false => Preemptor::default(),
+            },
             entry,
         })
     }

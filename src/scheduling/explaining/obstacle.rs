@@ -18,6 +18,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let all = [
         (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health }),
         (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice),
+        (!gpu.is_wanted_by(demand)).then_some(Obstacle::OtherGpus),
         // An exclusive GPU has nothing free: a shortage would say nothing more.
         shortage(gpu, demand).filter(|_| !gpu.exclusive || demand.per_gpu > gpu.capacity),
         gpu.exclusive.then(|| Obstacle::Exclusive { by: gpu_occupants.alone() }),

@@ -241,6 +241,10 @@ impl ClusterFilters {
 }
 
 impl FilterSnapshot {
+    pub fn volumes(&self) -> &Arc<VolumeIndex> {
+        &self.volumes
+    }
+
     /// The whole state of the view that it was taken of.
     pub fn export(&self) -> ClusterFiltersState {
         let pages = || self.pages.in_no_order().map(|(_, page)| page);

@@ -6,12 +6,15 @@ use super::resources::Amounts;
 use crate::ids::NodeName;
 use crate::scheduling::vocabulary::label_selector::{Requirement, Rule};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
 /// The labels of a node or of a pod.
 pub type ObjectLabels = BTreeMap<String, String>;
+
+/// By which a pod or a volume names its node.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// The taint that stands for `spec.unschedulable`: a pod that tolerates it may be placed on a cordoned node.
 pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
@@ -111,6 +114,21 @@ impl NodeTerm {
         asks && self.labels.iter().all(|requirement| requirement.holds_in(labels))
             && self.name.iter().all(|rule| rule.holds_for(Some(name.as_str())))
     }
+
+    /// The node that it names, if it takes no other.
+    fn named_node(&self) -> Option<&str> {
+        let hostnames = self.labels.iter().filter(|one| one.key == HOSTNAME).map(|one| &one.rule);
+        hostnames.chain(&self.name).find_map(|rule| match rule {
+            Rule::In(names) if names.len() == 1 => names.first().map(String::as_str),
+            _ => None,
+        })
+    }
+}
+
+/// Whether these terms, of which one must match, leave a single node.
+pub fn name_one_node(terms: &[NodeTerm]) -> bool {
+    let named: Option<BTreeSet<&str>> = terms.iter().map(NodeTerm::named_node).collect();
+    named.is_some_and(|names| names.len() == 1)
 }
 
 impl fmt::Display for Effect {

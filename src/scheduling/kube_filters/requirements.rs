@@ -1,7 +1,7 @@
 //! What a pod shows to kube-scheduler's filters: of a pending pod everything, of a bound pod only what affects others.
 
 use super::host_ports::HostPort;
-use super::node::{FilterNode, NodeTerm, ObjectLabels, Toleration};
+use super::node::{FilterNode, HOSTNAME, NodeTerm, ObjectLabels, Toleration, name_one_node};
 use super::resources::Amounts;
 use crate::coded::coded;
 use crate::ids::NodeName;
@@ -129,6 +129,11 @@ impl Requirements {
         let terms = self.node_affinity.as_ref();
         self.node_selector.iter().all(has)
             && terms.is_none_or(|terms| terms.iter().any(|term| term.takes(machine)))
+    }
+
+    /// Whether they name a single node.
+    pub fn name_one_node(&self) -> bool {
+        self.node_selector.contains_key(HOSTNAME) || self.node_affinity.as_deref().is_some_and(name_one_node)
     }
 }
 

@@ -8,7 +8,7 @@
 //! There may be a hundred thousand claims, and few of them are of pods that wait: what is kept of each is small, and in shards,
 //! so that a change while a plan reads the view copies one shard.
 
-use super::node::{FilterNode, NodeTerm};
+use super::node::{FilterNode, NodeTerm, name_one_node};
 use super::requirements::{Requirements, UnsupportedRule};
 use crate::ids::NodeName;
 use rustc_hash::FxBuildHasher;
@@ -79,7 +79,7 @@ pub struct StorageClass {
 
 /// Everything known of volumes.
 #[derive(Debug, Clone, Default)]
-pub(super) struct VolumeIndex {
+pub struct VolumeIndex {
     /// By `namespace/name`.
     claims: Shards<VolumeClaim>,
     volumes: Shards<Arc<VolumePlace>>,
@@ -190,7 +190,7 @@ impl VolumeRules<'_> {
 }
 
 impl VolumeIndex {
-    pub fn set(&mut self, name: Arc<str>, object: StorageObject) {
+    pub(super) fn set(&mut self, name: Arc<str>, object: StorageObject) {
         match object {
             StorageObject::Claim(claim) => self.claims.insert(name, claim),
             StorageObject::Volume(place) => {
@@ -201,7 +201,7 @@ impl VolumeIndex {
         }
     }
 
-    pub fn remove(&mut self, kind: StorageKind, name: &str) {
+    pub(super) fn remove(&mut self, kind: StorageKind, name: &str) {
         match kind {
             StorageKind::Claim => self.claims.remove(name),
             StorageKind::Volume => self.volumes.remove(name),
@@ -209,7 +209,7 @@ impl VolumeIndex {
         }
     }
 
-    pub fn names(&self, kind: StorageKind) -> Vec<Arc<str>> {
+    pub(super) fn names(&self, kind: StorageKind) -> Vec<Arc<str>> {
         match kind {
             StorageKind::Claim => self.claims.names(),
             StorageKind::Volume => self.volumes.names(),
@@ -217,7 +217,7 @@ impl VolumeIndex {
         }
     }
 
-    pub fn export(&self) -> VolumeIndexState {
+    pub(super) fn export(&self) -> VolumeIndexState {
         VolumeIndexState {
             claims: self.claims.all(),
             volumes: self.volumes.all(),
@@ -225,7 +225,7 @@ impl VolumeIndex {
         }
     }
 
-    pub fn load(state: VolumeIndexState) -> Self {
+    pub(super) fn load(state: VolumeIndexState) -> Self {
         let mut index = Self { classes: state.classes, ..Self::default() };
         state.claims.into_iter().for_each(|(name, claim)| index.claims.insert(name, claim));
         for (name, place) in state.volumes {
@@ -235,7 +235,7 @@ impl VolumeIndex {
     }
 
     /// What the volumes of such a pod ask of a node.
-    pub fn rules_of<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
+    pub(super) fn rules_of<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
         let mut found = VolumeRules::default();
         for claim in pod.claims.iter() {
             match self.rules_of_claim(&pod.namespace, claim, &mut found.rules) {
@@ -276,6 +276,19 @@ impl VolumeIndex {
             }
         }
         if claim.of_one_pod { Err(UnsupportedRule::ReadWriteOncePod) } else { Ok(()) }
+    }
+
+    /// Whether the volume of one of these claims is known to be on a single node.
+    pub fn are_on_one_node(&self, namespace: &str, claims: &[Arc<str>]) -> bool {
+        claims.iter().any(|name| {
+            let Some(VolumeClaim { binding: ClaimBinding::Bound { volume }, .. }) =
+                self.claims.get(&format!("{namespace}/{name}"))
+            else {
+                return false;
+            };
+            let terms = self.volumes.get(volume).and_then(|place| place.terms.as_deref());
+            terms.is_some_and(name_one_node)
+        })
     }
 
     fn shared(&mut self, place: VolumePlace) -> Arc<VolumePlace> {

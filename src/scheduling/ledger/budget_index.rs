@@ -3,6 +3,7 @@
 
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use crate::scheduling::vocabulary::disruption_info::PodHealth;
 use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +39,15 @@ impl<'a> BudgetIndex<'a> {
             }
         }
         coverage
+    }
+
+    /// The budgets that the Eviction API asks about such a pod, as [`Self::of`] has them.
+    pub(in crate::scheduling) fn asked(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
+        let over = if health == PodHealth::Pending { Vec::new() } else { self.of(pod) };
+        match &over[..] {
+            [only] if health == PodHealth::Unready && self.budgets[*only].unhealthy_may_go => Vec::new(),
+            _ => over,
+        }
     }
 
     /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
@@ -91,6 +101,7 @@ mod tests {
                     name: "one".into(),
                     selector: selector.clone(),
                     allowed: 1,
+                    unhealthy_may_go: false,
                 };
                 [of("here"), of("there")]
             })

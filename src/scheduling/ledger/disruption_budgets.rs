@@ -83,6 +83,7 @@ mod tests {
             name: name.into(),
             selector: Selector::EVERYTHING,
             allowed,
+            unhealthy_may_go: false,
         }
     }
 

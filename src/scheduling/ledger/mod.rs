@@ -20,6 +20,7 @@
 //! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
+//! | [`placeless_members`] | members of groups that are no pods here | groups follow from the members |
 //! | [`packing`] | demand history and packing model | generations of models |
 //! | [`shared_parts`] | what pods show alike | equal parts are one |
 //! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
@@ -50,6 +51,7 @@ mod occupants;
 mod overuse;
 mod owner_evictions;
 mod packing;
+mod placeless_members;
 mod pod_groups;
 mod pod_state;
 mod pod_states;
@@ -111,6 +113,7 @@ use node_states::NodeStates;
 use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
+use placeless_members::PlacelessMembers;
 use pod_states::{PodMove, PodStates};
 use resource_slices::ResourceSlices;
 use shared_parts::SharedParts;
@@ -145,6 +148,7 @@ pub struct Ledger {
     overuse: OverusingPods,
     /// Pods that show that they are to be evicted.
     showing_evictions: BTreeSet<PodUid>,
+    placeless_members: PlacelessMembers,
     shared_parts: SharedParts,
 }
 
@@ -218,6 +222,7 @@ impl Ledger {
             slices: Arc::default(),
             overuse: OverusingPods::default(),
             showing_evictions: BTreeSet::new(),
+            placeless_members: self.placeless_members.clone(),
             shared_parts: SharedParts::default(),
         }
     }

@@ -245,6 +245,7 @@ impl Ledger {
 
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
+        self.set_placeless_member(uid, None);
         let pod_state = self.pod_states.get(uid)?.clone();
         self.note_shown_reservation(uid, None);
         self.origin.forget(uid);

@@ -229,6 +229,7 @@ impl Ledger {
         let class = self.policy.class(pod_state.demand.class);
         let (rule, after) = self.policy.overuse_of(class);
         let is_kept = rule == OveruseRule::Report
+            || pod_state.disruption_info.is_static()
             || (pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt())
             || self.is_left_to_kueue(pod_state)
             || self.now.since(bound.started) < class.min_runtime

@@ -58,6 +58,13 @@ pub struct PodEvictionCost {
     pub in_flight: u64,
     /// A surcharge because its owner has lost other pods to eviction recently.
     pub again: u64,
+    /// Its GPUs while it waits for its node, the only one that its replacement could run on.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stranded: u64,
+}
+
+fn is_zero(cost: &u64) -> bool {
+    *cost == 0
 }
 
 impl PotentialVictim {
@@ -68,8 +75,8 @@ impl PotentialVictim {
 
 impl PodEvictionCost {
     pub fn total(&self) -> u64 {
-        let Self { restart, work, reload, drain, in_flight, again } = *self;
-        [restart, work, reload, drain, in_flight, again].into_iter().fold(0, u64::saturating_add)
+        let Self { restart, work, reload, drain, in_flight, again, stranded } = *self;
+        [restart, work, reload, drain, in_flight, again, stranded].into_iter().fold(0, u64::saturating_add)
     }
 }
 

@@ -4,13 +4,15 @@ use super::Ledger;
 use super::pod_state::{BoundPod, PodState};
 use super::tenant_usage::TenantShares;
 use crate::ids::{ModelId, PodUid};
+use crate::scheduling::kube_filters::FilterSnapshot;
+use crate::scheduling::kube_filters::volumes::VolumeIndex;
 use crate::scheduling::ledger::TenantQuota;
 use crate::scheduling::policy::{KueueRule, Preemptibility};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, LONGEST_WAIT};
-use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::disruption_info::{GroupKey, Replacement};
 use crate::scheduling::vocabulary::model_tier::NodeModel;
-use crate::units::Millis;
+use crate::units::{Millis, plural};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ pub struct Preemptor {
     /// Victims of other pods' reservations: their VRAM is not available a second time.
     spoken_for: BTreeSet<PodUid>,
     nearest_models: NearestModels,
+    /// By which it is known whose volumes are on one node.
+    volumes: Arc<VolumeIndex>,
     quota: TenantQuota,
     /// Its victims are placed elsewhere: whose quota they use does not matter, nor whether the pod may preempt.
     moves: bool,
@@ -37,6 +41,11 @@ impl Preemptor {
     /// The same preemptor, if every victim fits on another node.
     pub(in crate::scheduling) fn moving(self) -> Self {
         Self { tenancy: TenantShares::off(), moves: true, ..self }
+    }
+
+    /// The same preemptor, to which the filters' view shows volumes.
+    pub(in crate::scheduling) fn beside_volumes(self, kube_filters: &FilterSnapshot) -> Self {
+        Self { volumes: kube_filters.volumes().clone(), ..self }
     }
 
     /// The same preemptor, for a reservation that it has already.
@@ -61,6 +70,13 @@ impl Preemptor {
     /// Where the model is nearest to a GPU, on any node.
     pub(in crate::scheduling) fn nearest(&self, model: &ModelId) -> Option<&NodeModel> {
         self.nearest_models.get(model)
+    }
+
+    /// Whether what replaces the pod could run on its node only, as far as is known.
+    pub(in crate::scheduling) fn would_strand(&self, pod_state: &PodState) -> bool {
+        let info = &pod_state.disruption_info;
+        info.replacement == Replacement::SameNode
+            || self.volumes.are_on_one_node(&pod_state.key.namespace, &info.claims)
     }
 
     pub(in crate::scheduling) fn quota(&self) -> TenantQuota {
@@ -89,6 +105,8 @@ pub enum KeepReason {
     VictimOfAnother,
     #[error("its priority is not lower")]
     Priority,
+    #[error("it is a static pod: the kubelet runs it from a file, and an eviction would free nothing")]
+    Static,
     #[error("its class is not preemptible")]
     Class,
     #[error("it has run for {} s of the {} s that its class gives it", ran.0 / 1000, least.0 / 1000)]
@@ -101,6 +119,10 @@ pub enum KeepReason {
     Grace { grace: Millis },
     #[error("its tenant's guarantee protects it")]
     Tenant,
+    #[error("PodDisruptionBudget {name} covers it and allows {} now", plural(*allowed, "disruption"))]
+    Budget { name: String, allowed: u32 },
+    #[error("several PodDisruptionBudgets cover it, and the Eviction API evicts no such pod")]
+    Budgets,
     #[error("a member of its {0} cannot be evicted, and a group is evicted together or not at all")]
     Group(GroupKey),
 }
@@ -142,6 +164,7 @@ impl Ledger {
             tenancy: self.tenancy(uid),
             spoken_for: others.flat_map(|(.., reservation)| reservation.victims.iter().cloned()).collect(),
             nearest_models: NearestModels::default(),
+            volumes: Arc::default(),
             quota: self.tenant_quota(uid),
             moves: false,
             adopts: false,
@@ -174,6 +197,7 @@ impl Ledger {
         let ran = self.now.since(bound.started);
         let reasons = [
             (bound.leaving.is_some(), KeepReason::Deleting),
+            (pod_state.disruption_info.is_static(), KeepReason::Static),
             (class.eviction == Preemptibility::Never, KeepReason::Class),
             (pod_state.demand.priority >= preemptor.priority, KeepReason::Priority),
             (

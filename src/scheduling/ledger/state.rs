@@ -10,6 +10,7 @@ use super::node_states::{NodeStates, StoredNodes};
 use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
+use super::placeless_members::PlacelessMembers;
 use super::pod_states::PodStates;
 use super::resource_slices::ResourceSlices;
 use super::shared_parts::SharedParts;
@@ -18,6 +19,7 @@ use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{NamespaceLabels, Policy};
+use crate::scheduling::vocabulary::disruption_info::PlacelessMember;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -50,9 +52,11 @@ pub struct LedgerState {
     overuse: OverusingPods,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     showing_evictions: BTreeSet<PodUid>,
+    #[serde(default, skip_serializing_if = "has_none")]
+    placeless_members: Arc<BTreeMap<PodUid, PlacelessMember>>,
 }
 
-fn has_none(shown: &BTreeMap<PodUid, Reservation>) -> bool {
+fn has_none<T>(shown: &BTreeMap<PodUid, T>) -> bool {
     shown.is_empty()
 }
 
@@ -92,6 +96,7 @@ impl Ledger {
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
             showing_evictions: self.showing_evictions.clone(),
+            placeless_members: self.placeless_members.export(),
         }
     }
 
@@ -121,6 +126,7 @@ impl Ledger {
             slices: state.slices,
             overuse: state.overuse,
             showing_evictions: state.showing_evictions,
+            placeless_members: PlacelessMembers::load(&state.placeless_members),
             shared_parts: SharedParts::default(),
         })
     }

@@ -72,8 +72,10 @@ pub enum WaitKind {
 pub struct PodGroup {
     /// Without a reservation, behind the planner's gate or, of a group that is planned without it, refused.
     pub pending: Vec<PendingPod>,
-    /// Bound, assumed, or with a reservation.
+    /// Bound, assumed, or with a reservation; and those that need no place.
     pub placed: u32,
+    /// One of these has a GPU, or has had one: the group as a whole has been placed before.
+    pub has_begun: bool,
     /// How many it takes, if any of them says.
     pub size: Option<u32>,
 }
@@ -224,9 +226,14 @@ impl Ledger {
                         .map(|way| self.pending_one(uid, pod_state, way, waiting.since));
                     group.pending.extend(pending);
                 }
+                // What replaces it is a member, too.
+                None if pod_state.is_leaving() => {}
                 None => group.placed += 1,
             }
         }
+        let [there, ended] = self.count_placeless(key);
+        group.has_begun = group.placed + ended > 0;
+        group.placed += there + ended;
         group.pending.sort_by_cached_key(PendingPod::order);
         group
     }

@@ -100,6 +100,10 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     if gpus.iter().all(|gpu| gpu.health != Health::Healthy) {
         return Misfit::NoHealthyGpu { gpus: gpus.len() as u32 };
     }
+    let wanted = gpus.iter().filter(|gpu| gpu.is_wanted_by(demand)).count() as u32;
+    if wanted < asked.min(gpus.len() as u32) {
+        return Misfit::OtherGpus { wanted, asked };
+    }
     let usable_gpus = count(&|_| true);
     if usable_gpus < asked {
         return Misfit::TooFewGpus { usable: usable_gpus, asked };
@@ -194,7 +198,10 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
 /// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand)
+    gpu.health == Health::Healthy
+        && !(gpu.slice && demand.gpus > 1)
+        && !gpu.is_kept_from(demand)
+        && gpu.is_wanted_by(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.

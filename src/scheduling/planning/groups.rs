@@ -83,11 +83,14 @@ impl PlanningState<'_> {
         if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
             return PodResult::Done(Vec::new());
         }
-        if here < wanted {
+        // A member may have ended and be deleted since: what has begun waits for the others only as long as they may come yet.
+        let longest = self.ledger.policy().planning.max_gated_time;
+        let is_whole = here >= wanted || group.has_begun && youngest + longest <= self.ledger.now();
+        if !is_whole {
             return PodResult::Done(waiting(&group.pending, WaitReason::GroupIncomplete { here, wanted }));
         }
         let is_for_others = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
-        match self.together(&group.pending, wanted as usize, reach) {
+        match self.together(&group.pending, wanted.min(here) as usize, reach) {
             Ok(places) => PodResult::Done(vec![PlanStep::Place(places)]),
             Err(_) if reach == PlanReach::Free && is_for_others => PodResult::NeedsOthersToLeave,
             Err((placed, limit)) => {

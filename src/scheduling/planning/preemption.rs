@@ -219,7 +219,7 @@ impl PlanningState<'_> {
             self.spend_on_all_nodes();
         }
         let nearest_models = self.nearest_models.get_or_insert_with(|| self.ledger.nearest_models()).clone();
-        self.ledger.preemptor_by(&pod.uid, nearest_models)
+        self.ledger.preemptor_by(&pod.uid, nearest_models).beside_volumes(self.kube_filters)
     }
 
     fn know(&mut self, signature: &PodSignature, preemptor: &Preemptor) {

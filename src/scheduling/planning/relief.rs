@@ -129,13 +129,15 @@ fn relieve(
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
     let candidate = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
-    // A group is evicted whole, which costs more than one engine's pressure justifies; and an exhausted budget is not tried.
+    // A group is evicted whole, which costs more than one engine's pressure justifies; and an exhausted budget is not tried. Nothing
+    // keeps the VRAM from a replacement: one that can run on this node only would be back at once.
     let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
         let has_left =
             |budget: &u16| candidate.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
         let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
-        may_be_asked && candidate.budgets_known && budgets.iter().all(has_left)
+        let is_back = resident.eviction_cost.stranded > 0;
+        may_be_asked && !is_back && candidate.budgets_known && budgets.iter().all(has_left)
     };
     let here = candidate.potential_victims.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.

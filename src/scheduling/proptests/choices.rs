@@ -62,6 +62,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
             island,
             health,
             spare: SpareSet::NONE,
+            traits: Default::default(),
         },
     )
 }

@@ -20,7 +20,8 @@ use crate::scheduling::testkit::numbered::node_name;
 use crate::scheduling::testkit::{demand_of, gpu_at, key, uid, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion, PodHealth,
+    Replacement,
 };
 use crate::scheduling::vocabulary::label_selector::{Requirement, Selector};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -44,6 +45,8 @@ struct QueuedPod {
     group: Option<u8>,
     gated: bool,
     is_covered: bool,
+    replacement: Replacement,
+    health: PodHealth,
 }
 
 #[derive(Debug, Clone)]
@@ -53,6 +56,8 @@ struct PlannedCluster {
     queue: Vec<QueuedPod>,
     /// How many disruptions the one budget allows.
     allowed: u32,
+    /// It lets pods go that are not Ready.
+    unhealthy_may_go: bool,
     per_minute: u32,
 }
 
@@ -60,17 +65,29 @@ fn pod() -> impl Strategy<Value = QueuedPod> {
     let sharing = prop_oneof![5 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)];
     let zone = prop_oneof![3 => Just(None), 1 => (0u8..2).prop_map(Some)];
     let group = prop_oneof![4 => Just(None), 1 => (0u8..2).prop_map(Some)];
-    (10u64..80, 1u32..3, sharing, -3i32..3, 0u64..4, zone, group, any::<bool>(), any::<bool>()).prop_map(
-        |(vram, gpus, sharing, priority, cpu, zone, group, gated, is_covered)| QueuedPod {
-            vram,
-            gpus,
-            sharing,
-            priority,
-            cpu,
-            zone,
-            group,
-            gated,
-            is_covered,
+    let replacement = prop_oneof![
+        4 => Just(Replacement::Anywhere),
+        1 => Just(Replacement::SameNode),
+        1 => Just(Replacement::Static),
+    ];
+    let health = prop_oneof![2 => Just(PodHealth::Ready), 1 => Just(PodHealth::Unready), 1 => Just(PodHealth::Pending)];
+    let (gated, is_covered) = (any::<bool>(), any::<bool>());
+    let sizes = (10u64..80, 1u32..3, sharing, -3i32..3, 0u64..4);
+    (sizes, zone, group, gated, is_covered, replacement, health).prop_map(
+        |((vram, gpus, sharing, priority, cpu), zone, group, gated, is_covered, replacement, health)| {
+            QueuedPod {
+                vram,
+                gpus,
+                sharing,
+                priority,
+                cpu,
+                zone,
+                group,
+                gated,
+                is_covered,
+                replacement,
+                health,
+            }
         },
     )
 }
@@ -78,12 +95,13 @@ fn pod() -> impl Strategy<Value = QueuedPod> {
 fn world() -> impl Strategy<Value = PlannedCluster> {
     let gpus = prop::collection::vec(1u32..4, NODES as usize);
     let residents = prop::collection::vec((pod(), 0..NODES, 0u32..3), 0..14);
-    (gpus, residents, prop::collection::vec(pod(), 1..10), 0u32..3, 0u32..8).prop_map(
-        |(gpus, residents, queue, allowed, per_minute)| PlannedCluster {
+    (gpus, residents, prop::collection::vec(pod(), 1..10), 0u32..3, any::<bool>(), 0u32..8).prop_map(
+        |(gpus, residents, queue, allowed, unhealthy_may_go, per_minute)| PlannedCluster {
             gpus,
             residents,
             queue,
             allowed,
+            unhealthy_may_go,
             per_minute,
         },
     )
@@ -117,6 +135,8 @@ fn disruption_info(pod: &QueuedPod) -> DisruptionInfo {
     DisruptionInfo {
         group: pod.group.map(key),
         group_size: pod.group.map(|_| 2),
+        replacement: pod.replacement,
+        health: pod.health,
         ..DisruptionInfo::default()
     }
 }
@@ -153,6 +173,7 @@ impl PlanFixture {
             name: "covered".into(),
             selector: Selector::All(vec![Requirement::is("app", "covered")]),
             allowed: world.allowed,
+            unhealthy_may_go: world.unhealthy_may_go,
         });
         let mut bench = Self { ledger, view, pods: BTreeMap::new() };
         for (i, (pod, on, gpu)) in world.residents.iter().enumerate() {
@@ -323,8 +344,18 @@ proptest! {
         let evicts = |step: &&PlanStep| matches!(step, PlanStep::Place(places) if places.iter().any(|place| !place.reservation.victims.is_empty()));
         let alone = world.per_minute > 0 && steps.iter().filter(evicts).count() == 1;
         prop_assert!(evicted.len() <= world.per_minute as usize || alone, "a larger set is evicted alone");
-        let covered = evicted.iter().filter(|uid| bench.pods[*uid].is_covered).count();
+        let is_counted = |uid: &&PodUid| {
+            let pod = &bench.pods[*uid];
+            pod.is_covered && match pod.health {
+                PodHealth::Ready => true,
+                PodHealth::Unready => !world.unhealthy_may_go,
+                PodHealth::Pending => false,
+            }
+        };
+        let covered = evicted.iter().filter(is_counted).count();
         prop_assert!(covered <= world.allowed as usize, "the budget is kept");
+        let is_static = |uid: &PodUid| bench.pods[uid].replacement == Replacement::Static;
+        prop_assert!(!evicted.iter().any(is_static), "nothing is free without a static pod");
         // A group is evicted whole.
         for victim in &evicted {
             let group = bench.pods[victim].group;

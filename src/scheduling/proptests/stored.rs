@@ -127,7 +127,13 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
         }
         PlannerStep::Budget(number, allowed) => {
             let (namespace, name) = ("default".into(), format!("budget-{number}"));
-            ledger.set_budget(DisruptionBudget { namespace, name, selector: Selector::EVERYTHING, allowed });
+            ledger.set_budget(DisruptionBudget {
+                namespace,
+                name,
+                selector: Selector::EVERYTHING,
+                allowed,
+                unhealthy_may_go: false,
+            });
         }
         PlannerStep::Budgets(visibility) => ledger.set_budget_visibility(visibility),
         PlannerStep::Lead(true) => ledger.begin_leading(LeaderEpoch::new("lease", 1, "nonce")),

@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::ClassExclusion;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::gpu_wish::GpuTraits;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
@@ -35,6 +36,7 @@ struct OraclePod {
     priority: i32,
     cost: u64,
     deletion_cost: i32,
+    stranded: bool,
     /// `None` if it lives on a guarantee.
     spared: Option<u32>,
     budgets: BTreeSet<usize>,
@@ -133,6 +135,7 @@ impl VictimCluster {
             priority: -(dice.below(3) as i32) - 1,
             cost: dice.below(6),
             deletion_cost: dice.below(2) as i32,
+            stranded: dice.one_in(3),
             spared: (!dice.one_in(4)).then(|| dice.below(2) as u32),
             budgets,
             group: (way == VictimKind::MayLeave && (is_far || dice.one_in(3)))
@@ -222,6 +225,7 @@ impl VictimCluster {
                 island: None,
                 health: if card.lost { Health::Lost } else { Health::Healthy },
                 spare: SpareSet::NONE,
+                traits: GpuTraits::default(),
             };
             for pod in self.on(node, place) {
                 gpu.charge(Bytes(pod.bytes), sharing(pod));
@@ -254,7 +258,11 @@ impl VictimCluster {
                 memory: Bytes(u64::from(pod.class_exclusions)),
             },
             grace: Millis::seconds(1),
-            eviction_cost: PodEvictionCost { work: pod.cost, ..PodEvictionCost::default() },
+            eviction_cost: PodEvictionCost {
+                work: pod.cost,
+                stranded: u64::from(pod.stranded),
+                ..PodEvictionCost::default()
+            },
             deletion_cost: pod.deletion_cost,
             standing: pod.spared.map_or(QuotaStatus::Guaranteed, |spared| QuotaStatus::Borrowed { spared }),
             given_back: TenantUsage { vram: Bytes(gives_back(pod)), milli_gpus: 0 },
@@ -327,7 +335,8 @@ impl VictimCluster {
             from_guarantee: victims().any(|pod| pod.spared.is_none()),
             priority: most(|pod| pod.priority.abs_diff(i32::MIN)),
             spared: most(|pod| pod.spared.unwrap_or(0)),
-            cost: victims().map(|pod| pod.cost).sum(),
+            cost: victims().map(|pod| pod.cost + u64::from(pod.stranded)).sum(),
+            stranded: victims().filter(|pod| pod.stranded).count() as u32,
             deletion_cost: most(|pod| pod.deletion_cost.abs_diff(i32::MIN)),
             victims: victims().count() as u32,
             evicted: Bytes(victims().map(|pod| pod.bytes * pod.gpus.len() as u64).sum()),

@@ -270,6 +270,13 @@ reasons! {
         node { remaining: u32 } "GPUs of this node are reserved for the pod; waiting for {} to terminate", plural(*remaining, "victim")
             => answers("waiting for preempted pods to terminate", "conflict: preempted pods have not terminated yet");
     }
+    // The node's GPUs are not alike, and the pod names GPUs by labels.
+    OtherGpus = "other-gpus" {
+        node { wanted: u32, asked: u32 }
+            "the pod requests {} such as its node selector or node affinity names by labels; of this node's unlike GPUs {wanted} {}", plural(*asked, "GPU"), are(*wanted)
+            => answers("too few GPUs such as the pod names on the node", GPUS_CHANGED);
+        gpu "the pod's node selector or node affinity names other GPUs" => 8;
+    }
 
     UnsupportedFilter = "unsupported-filter" {
         pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;

@@ -32,6 +32,7 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
         weights: None,
         kept: SpareSet::NONE,
         models: Arc::default(),
+        wish: None,
         containers: Arc::new([]),
         images: Arc::default(),
         engine: EngineKind::default(),

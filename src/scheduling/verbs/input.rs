@@ -6,8 +6,8 @@ use super::filter::{FilterAsked, FilterDecided};
 use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
     BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved, FilterPodObserved,
-    FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
-    ReadingReported, ReservationGone,
+    FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PlacelessMemberObserved, PodDeleted,
+    PodObserved, PodReleased, ReadingReported, ReservationGone,
 };
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
@@ -74,7 +74,7 @@ impl Input {
 inputs! {
     ClockAdvanced, Tick, PartOfTick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
-    NamespacesListed, NamespaceObserved, NamespaceDeleted, DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown, SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
+    PlacelessMemberObserved, NamespacesListed, NamespaceObserved, NamespaceDeleted, DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown, SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused, MayBeRefused,

@@ -6,6 +6,7 @@ use crate::scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::scheduling::vocabulary::disruption_info::PlacelessMember;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::image::NodeImage;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
@@ -63,6 +64,13 @@ pub enum FilterPod {
     Waiting(Requirements),
     /// Neither uses nor waits for anything.
     Irrelevant,
+}
+
+/// The pod as a member of a group that needs no place; `None` if it is none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacelessMemberObserved {
+    pub uid: PodUid,
+    pub member: Option<PlacelessMember>,
 }
 
 /// The pod is gone.
@@ -215,6 +223,14 @@ impl Change for FilterPodObserved {
             .iter()
             .filter(|node| Some(*node) != after.as_ref())
             .for_each(|node| cluster.settle_free_host(node));
+    }
+}
+
+impl Change for PlacelessMemberObserved {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.set_placeless_member(&self.uid, self.member);
     }
 }
 

@@ -181,7 +181,8 @@ fn decide(
 ) -> PreemptDecision {
     let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
     let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
-    let (preemptor, query) = (ledger.preemptor(&uid), kube_filters.ask(None, &wants));
+    let preemptor = ledger.preemptor(&uid).beside_volumes(&kube_filters);
+    let query = kube_filters.ask(None, &wants);
     let searched = ledger.beside_spare(demand);
     let offered = offered.into_iter().filter_map(|node| Some((NodeName::parse(&node.node).ok()?, node)));
     let mut candidates = OfferedCandidates {

@@ -47,7 +47,7 @@ impl Change for NarrowAsked {
         if ledger.reserved_placement(&request.uid).is_some() {
             return refused("already-placed");
         }
-        let preemptor = ledger.preemptor(&request.uid);
+        let preemptor = ledger.preemptor(&request.uid).beside_volumes(&cluster.kube_filters.snapshot());
         let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
         let allowed = offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
         let with_eviction_cost = allowed.filter_map(|(place, node)| {

@@ -17,6 +17,7 @@ use requested::{RequestedGpus, asking, host_resources_of, sharing_of, traits};
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::Ask;
+use super::gpu_wish::GpuWish;
 use super::image::ImageId;
 use super::spare::SpareSet;
 use super::start_time::EngineKind;
@@ -144,6 +145,9 @@ pub struct Demand {
     /// to no other.
     #[serde(default, skip_serializing_if = "no_models")]
     pub models: Arc<[GpuModel]>,
+    /// What it asks of its GPUs by labels of nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wish: Option<Arc<GpuWish>>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[Arc<str>]>,
     /// The images of its containers, in order, each once.
@@ -245,6 +249,7 @@ impl Demand {
             weights: None,
             kept: SpareSet::NONE,
             models: Arc::default(),
+            wish: None,
             containers: asking(pod.containers),
             images: Arc::default(),
             engine: EngineKind::default(),

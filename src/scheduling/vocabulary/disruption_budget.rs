@@ -19,6 +19,10 @@ pub struct DisruptionBudget {
     /// How many of those it covers may be evicted now (`status.disruptionsAllowed`); none while that was computed for an
     /// older version of the budget.
     pub allowed: u32,
+    /// Pods of it that are not Ready may be evicted whatever it allows: it says so (`AlwaysAllow`), or as many are healthy as it
+    /// wants.
+    #[serde(default)]
+    pub unhealthy_may_go: bool,
 }
 
 /// Whether the cluster's budgets can be seen.
@@ -50,7 +54,13 @@ mod tests {
     }
 
     fn budget(selector: Selector) -> DisruptionBudget {
-        DisruptionBudget { namespace: "serving".into(), name: "chat".into(), selector, allowed: 1 }
+        DisruptionBudget {
+            namespace: "serving".into(),
+            name: "chat".into(),
+            selector,
+            allowed: 1,
+            unhealthy_may_go: false,
+        }
     }
 
     #[test]

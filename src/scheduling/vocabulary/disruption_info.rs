@@ -30,8 +30,47 @@ pub struct DisruptionInfo {
     pub group_size: Option<u32>,
     /// Its controller: what makes a new pod when this one is evicted.
     pub owner: Option<OwnerUid>,
+    /// Which of its owner's pods it is, if they are numbered: a pod that is made again has the number of the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
     /// Kueue counts its quota: Stowage does not evict it, unless the policy says so.
     pub queue_managed: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replacement: Replacement,
+    /// The persistent volume claims that its replacement will have, too.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub claims: Arc<[Arc<str>]>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub health: PodHealth,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// What takes the pod's place once it is evicted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replacement {
+    /// A pod that may run on any node, as far as the pod itself says.
+    #[default]
+    Anywhere,
+    /// A pod of the same node: a DaemonSet's, or one whose selector or affinity names the node.
+    SameNode,
+    /// The pod itself: the kubelet runs it from a file, and an eviction deletes no more than its mirror.
+    Static,
+}
+
+/// What the Eviction API makes a pod's disruption budget depend on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PodHealth {
+    /// It is Ready, or nothing is known.
+    #[default]
+    Ready,
+    Unready,
+    /// None of its containers has run: no budget is asked.
+    Pending,
 }
 
 /// When a pod last saved its work.
@@ -50,6 +89,16 @@ pub struct GroupKey {
     pub namespace: Arc<str>,
     pub kind: GroupKind,
     pub name: Arc<str>,
+}
+
+/// A member of a group that needs no place: it is there and asks for no GPU, or it has succeeded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacelessMember {
+    pub group: GroupKey,
+    /// As [`DisruptionInfo`] has them.
+    pub owner: Option<OwnerUid>,
+    pub index: Option<u32>,
+    pub has_ended: bool,
 }
 
 /// The API that names a group: two of one name by different APIs are two groups.
@@ -201,6 +250,11 @@ impl DisruptionInfo {
     /// The group with which the pod is placed, if it has one.
     pub fn placed_with(&self) -> Option<&GroupKey> {
         self.group.as_ref().filter(|group| group.kind.is_placed_whole())
+    }
+
+    /// Whether an eviction would free nothing, whatever its object says of its deletion.
+    pub fn is_static(&self) -> bool {
+        self.replacement == Replacement::Static
     }
 
     /// Whether it says the same as `other`, but for the wavering of clocks.

@@ -3,6 +3,7 @@
 use super::classification::ClassSet;
 use super::cluster_share::TenantUsage;
 use super::demand::{Demand, MAX_GPUS, Sharing};
+use super::gpu_wish::GpuTraits;
 use super::headroom::Headroom;
 use super::node_reading::EngineLoad;
 use super::spare::SpareSet;
@@ -84,6 +85,13 @@ pub struct Gpu {
     /// The rules of `planning.spare` for which it counts as a free GPU now; none while anything is on it.
     #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
     pub spare: SpareSet,
+    /// What sets it apart from others of its node.
+    #[serde(default, skip_serializing_if = "is_like_others")]
+    pub traits: GpuTraits,
+}
+
+fn is_like_others(traits: &GpuTraits) -> bool {
+    *traits == GpuTraits::default()
 }
 
 fn is_nothing(bytes: &Bytes) -> bool {
@@ -114,6 +122,7 @@ impl Gpu {
             island: device.island,
             health: device.health,
             spare: SpareSet::NONE,
+            traits: GpuTraits::default(),
         }
     }
 
@@ -121,6 +130,11 @@ impl Gpu {
     pub fn is_wholly_free(&self, margin: Bytes) -> bool {
         let is_empty = self.tenants == 0 && self.charged == Bytes::ZERO && self.unaccounted_vram <= margin;
         is_empty && self.health == Health::Healthy && !self.slice
+    }
+
+    /// Whether it is one of those that the pod asks for by labels.
+    pub fn is_wanted_by(&self, demand: &Demand) -> bool {
+        demand.wish.as_ref().is_none_or(|wish| wish.takes(self.traits))
     }
 
     /// Whether it is one of the last free GPUs, which the demand's class may not take.
@@ -173,10 +187,13 @@ impl Gpu {
         self.exclusive &= sharing == Sharing::Shared;
     }
 
-    /// Whether the demand may come here now: it fits, no engine is in its start, those that serve are not too busy, and it is not
-    /// kept free of such pods. Soft reservations do not count.
+    /// Whether the demand may come here now: it fits, no engine is in its start, those that serve are not too busy, it is not
+    /// kept free of such pods, and it is one of those that it asks for. Soft reservations do not count.
     pub fn can_take(&self, demand: &Demand) -> bool {
-        self.has_free_vram(demand) && self.admits(demand) && !self.is_kept_from(demand)
+        self.has_free_vram(demand)
+            && self.admits(demand)
+            && !self.is_kept_from(demand)
+            && self.is_wanted_by(demand)
     }
 
     /// Whether there is VRAM for such a pod.

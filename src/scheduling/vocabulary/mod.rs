@@ -15,6 +15,7 @@ pub mod disruption_budget;
 pub mod disruption_info;
 pub mod engine_model;
 pub mod gpu;
+pub mod gpu_wish;
 pub mod headroom;
 pub mod image;
 pub mod label_selector;

@@ -267,12 +267,12 @@ fn state(explanation: &Explanation) -> String {
         PodStage::Assumed { node, gpus, granted_bytes } => {
             format!("assumed: {granted_bytes} on {node} ({}); the Binding is being written", join(gpus))
         }
-        PodStage::Reserved { node, gpus, victims_left, deadline_in_millis, victims } => format!(
-            "reserved: {} of {node} for {} more; {victims_left} of {} not terminated yet",
-            join(gpus),
-            length(*deadline_in_millis),
-            plural(victims.len(), "victim"),
-        ),
+        PodStage::Reserved { node, gpus, victims_left, deadline_in_millis, victims } => {
+            let leaving = plural(victims.len(), "victim");
+            let leaving = format!("; {victims_left} of {leaving} not terminated yet");
+            let leaving = if victims.is_empty() { "" } else { &leaving };
+            format!("reserved: {} of {node} for {} more{leaving}", join(gpus), length(*deadline_in_millis))
+        }
         PodStage::Waiting { gate: SchedulingGate::Planned, failed_attempts, .. } => match failed_attempts {
             0 => "gated by stowage.dev/plan; the planner has not tried it yet".into(),
             attempts => {

@@ -194,6 +194,7 @@ pub fn demand(spec: &PodSpec, policy: &Policy) -> Demand {
         weights: None,
         kept: SpareSet::NONE,
         models: Arc::default(),
+        wish: None,
         containers: Arc::default(),
         images: Arc::default(),
         engine: EngineKind::default(),

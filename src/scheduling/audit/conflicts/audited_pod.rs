@@ -35,6 +35,8 @@ pub struct Grant {
     pub started: bool,
     /// The pod is being deleted.
     pub leaving: bool,
+    /// The kubelet runs it from a file: an eviction would end nothing.
+    pub is_static: bool,
     /// Its VRAM is lent by sleeping engines, which keep their grants.
     pub borrows: bool,
     pub since: Since,

@@ -236,8 +236,16 @@ impl Both {
         match step {
             ConflictStep::Bound { pod, node, gpus, part, sharing, started, leaving } => {
                 let (per_gpu, since) = (Bytes(part), Since::default());
-                let grant =
-                    Grant { per_gpu, sharing, hundredths: 0, started, leaving, borrows: false, since };
+                let grant = Grant {
+                    per_gpu,
+                    sharing,
+                    hundredths: 0,
+                    started,
+                    leaving,
+                    is_static: false,
+                    borrows: false,
+                    since,
+                };
                 self.show(pod, self.observed(pod, node, &gpus, GpuClaim::Bound(grant)));
             }
             ConflictStep::Holds { pod, node, gpus, part, sharing, victims, lasts } => {

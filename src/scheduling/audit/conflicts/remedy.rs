@@ -74,7 +74,7 @@ fn victim<'a>(
     let without = |uid: &PodUid| -> Vec<BoundOnGpu<'a>> {
         remaining.iter().copied().filter(|(other, ..)| *other != uid).collect()
     };
-    let unstarted = remaining.iter().filter(|(_, _, grant)| !grant.started);
+    let unstarted = remaining.iter().filter(|(_, _, grant)| !grant.started && !grant.is_static);
     let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, Since, &PodUid) {
         (!is_proven(kind, &without(uid)), grant.since, uid)
     };

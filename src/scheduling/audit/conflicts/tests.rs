@@ -25,6 +25,7 @@ fn grant(gib: u64, bound: i64) -> Grant {
         hundredths: (gib * 100 / 80).min(100) as u8,
         started: false,
         leaving: false,
+        is_static: false,
         borrows: false,
         since: Since { bound, created: 0 },
     }
@@ -373,4 +374,13 @@ fn an_audited_pod_takes_few_bytes_and_shares_its_names() {
     let same: Vec<&AuditedPod> = pods.values().filter(|pod| *pod.gpus == [gpu("GPU-8-0")]).collect();
     assert_eq!(same.len(), 2);
     assert!(Arc::ptr_eq(&same[0].gpus, &same[1].gpus));
+}
+
+#[test]
+fn a_static_pod_is_not_evicted_to_end_a_conflict() {
+    let later = Grant { is_static: true, ..grant(50, 9) };
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], later)]);
+    bench.settled();
+    assert_eq!(bench.victims(120), ["a"], "an eviction of the other one would end nothing");
 }

@@ -33,7 +33,8 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Bytes, Millis, Percent, plural};
 use sentence::{
-    DESCRIBE, add_gpu_text, gate, not_bound, on_so_many, others, preempt, pressure, requeued, start_agent,
+    DESCRIBE, add_gpu_text, gate, not_bound, not_free, on_so_many, others, preempt, pressure, requeued,
+    start_agent,
 };
 use serde::{Deserialize, Serialize};
 
@@ -80,8 +81,7 @@ coded! {
             => (1, None);
         /// The pod has a reservation, and these victims have not left yet.
         "wait-for-victims" WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
-            "wait: {left} of {} ({}) on {node} not terminated yet; the reservation lasts for {} more",
-            plural(victims.len(), "victim"), list(victims), length(*deadline_in_millis)
+            "wait: {}; the reservation lasts for {} more", not_free(node, victims, *left), length(*deadline_in_millis)
             => (0, None);
         /// A starting engine is the only obstacle.
         "wait-for-start-gate" WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },

@@ -39,6 +39,17 @@ pub(super) fn not_bound(node: &NodeName, attempts: u32) -> String {
     }
 }
 
+/// A victim that has ended is no pod any more, and its memory may be there still.
+pub(super) fn not_free(node: &NodeName, victims: &[String], left: u32) -> String {
+    match victims {
+        [] => format!("the GPUs reserved on {node} are not free yet"),
+        _ => {
+            let named = list(victims);
+            format!("{left} of {} ({named}) on {node} not terminated yet", plural(victims.len(), "victim"))
+        }
+    }
+}
+
 pub(super) fn requeued(woken: u32, ago: Millis) -> String {
     match woken {
         0 => format!(
@@ -131,7 +142,7 @@ fn with_others(victim: &Victim) -> String {
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
 pub fn lost(eviction_cost: &PodEvictionCost) -> String {
-    let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *eviction_cost;
+    let PodEvictionCost { restart, work, reload, drain, in_flight, again, stranded } = *eviction_cost;
     let mut parts = [
         (restart, "restart"),
         (work, "work"),
@@ -139,6 +150,7 @@ pub fn lost(eviction_cost: &PodEvictionCost) -> String {
         (drain, "drain"),
         (in_flight, "requests in flight"),
         (again, "evicted recently"),
+        (stranded, "its replacement could run on the same node only"),
     ];
     parts.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
     let said = parts.iter().filter(|(amount, _)| *amount > 0);

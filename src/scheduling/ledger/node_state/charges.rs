@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare};
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
+use crate::scheduling::vocabulary::gpu_wish::GpuTraits;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::BTreeMap;
@@ -344,6 +345,7 @@ impl NodeState {
     fn reserved(&self, pod_states: &PodStates, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
         let mut gpus: Vec<Gpu> =
             self.devices.iter().map(|device| Gpu::of(device, &policy.headroom)).collect();
+        GpuTraits::tell_apart(&self.devices, &mut gpus);
         let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &pod_states[uid]);
         for pod_state in here() {
             if let Some(charge) = self.charge_of(pod_state) {

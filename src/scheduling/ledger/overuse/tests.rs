@@ -8,7 +8,7 @@ use crate::scheduling::verbs::observe::{PodDeleted, ReadingReported};
 use crate::scheduling::verbs::tick::{PolicySet, TakeOveruse};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::{
-    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, Replacement,
 };
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 
@@ -180,7 +180,9 @@ fn members_of_groups_and_protected_pods_are_only_reported() {
     add(&mut cluster, "b", -5, member);
     add(&mut cluster, "kept", -5, DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() });
     add(&mut cluster, "queued", -5, DisruptionInfo { queue_managed: true, ..DisruptionInfo::default() });
-    let claims = ["a", "kept", "queued"].map(|name| over(name, 12));
+    let replacement = Replacement::Static;
+    add(&mut cluster, "static", -5, DisruptionInfo { replacement, ..DisruptionInfo::default() });
+    let claims = ["a", "kept", "queued", "static"].map(|name| over(name, 12));
     assert_eq!(watch(&mut cluster, 200, &claims), Vec::<String>::new());
     let ignoring = with_class(evicting(), "opportunistic", |class| class.do_not_disrupt = Protection::Ignore);
     cluster.apply(set_to(1, ignoring));

@@ -3,6 +3,7 @@
 use super::*;
 use crate::scheduling::ledger::ObservedPhase;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
+use crate::scheduling::vocabulary::disruption_info::Replacement;
 
 /// The node's first GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
@@ -197,6 +198,7 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
         name: "one".into(),
         selector: Selector::EVERYTHING,
         allowed,
+        unhealthy_may_go: false,
     };
     cluster.set_budget(budget(0));
     cluster.pass(10);
@@ -206,4 +208,28 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);
+}
+
+#[test]
+fn a_neighbor_whose_replacement_would_be_back_at_once_is_not_evicted() {
+    for replacement in [Replacement::SameNode, Replacement::Static] {
+        let (mut cluster, mut watch) = (LedgerCluster::new(&[("n", 1)]), PressureWatch::default());
+        cluster.bound("engine", "n", 0, shared(30, 100));
+        cluster.bound_with(
+            "a",
+            ("n", 0),
+            job(5),
+            DisruptionInfo { replacement, ..DisruptionInfo::default() },
+        );
+        cluster.bound("b", "n", 0, job(30));
+        pressed(&mut cluster, 97, 0);
+        assert!(evicted(&cluster, &mut watch).is_empty());
+        cluster.pass(10);
+        pressed(&mut cluster, 97, 0);
+        assert_eq!(evicted(&cluster, &mut watch), ["b"], "the dearer one: {replacement:?}");
+        cluster.release(&uid("b"));
+        cluster.pass(10);
+        pressed(&mut cluster, 97, 0);
+        assert!(evicted(&cluster, &mut watch).is_empty());
+    }
 }

@@ -29,6 +29,7 @@ fn two_jobs(policy: Policy) -> LedgerCluster {
         name: "jobs".into(),
         selector: Selector::EVERYTHING,
         allowed: 1,
+        unhealthy_may_go: false,
     });
     for preemptor in ["first", "second"] {
         cluster.wait(preemptor, demand_of(50 << 30, 1, Sharing::Shared, 100));
@@ -134,7 +135,13 @@ fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
         member(&mut cluster, "two", "a", 30, None);
         let namespace = demand_of(1, 1, Sharing::Shared, 0).traits.namespace.to_string();
         let (name, selector) = ("jobs".into(), Selector::EVERYTHING);
-        cluster.ledger.set_budget(DisruptionBudget { namespace, name, selector, allowed });
+        cluster.ledger.set_budget(DisruptionBudget {
+            namespace,
+            name,
+            selector,
+            allowed,
+            unhealthy_may_go: false,
+        });
         cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
         let offered = OfferedNode { node: "a".into(), victims: vec!["one".into()], pdb_violations: 0 };
         let decision = preempt(view_of(&mut cluster, "asks", vec![offered]));

@@ -4,6 +4,7 @@ use super::{Demand, HostResources, Sharing};
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::gpu_wish::GpuWish;
 use crate::scheduling::vocabulary::image::ImageId;
 use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::scheduling::vocabulary::start_time::EngineKind;
@@ -26,6 +27,7 @@ pub struct DemandKey {
     /// Of a pod with a model: an engine that sleeps may be woken for pods of its namespace only.
     namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
+    wish: Option<Arc<GpuWish>>,
     borrows_at: Option<i32>,
     kept: SpareSet,
     /// What has to be pulled where it is missing.
@@ -47,6 +49,7 @@ impl DemandKey {
             host_resources,
             model,
             models,
+            wish,
             kept,
             images,
             engine,
@@ -77,6 +80,7 @@ impl DemandKey {
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
             borrows_at: terms.borrows.then_some(*priority),
             models: models.clone(),
+            wish: wish.clone(),
             kept: *kept,
             images: images.clone(),
             engine: if model.is_some() { *engine } else { EngineKind::default() },
@@ -89,6 +93,7 @@ mod tests {
     use super::*;
     use crate::scheduling::testkit::demand_of;
     use crate::scheduling::vocabulary::classification::PodTraits;
+    use crate::scheduling::vocabulary::label_selector::Requirement;
     use crate::units::MilliCpu;
 
     #[test]
@@ -114,6 +119,10 @@ mod tests {
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
             Demand { kept: [0].into_iter().collect(), ..base.clone() },
+            Demand {
+                wish: GpuWish::of([vec![Requirement::is("nvidia.com/gpu.product", "H100")]]).map(Arc::new),
+                ..base.clone()
+            },
             Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
             Demand { engine: EngineKind::Vllm, ..base.clone() },
         ];

@@ -115,6 +115,7 @@ impl World<'_> {
                 selector: Selector::All(vec![Requirement::is("app", &name)]),
                 name,
                 allowed,
+                unhealthy_may_go: false,
             })),
         }
     }

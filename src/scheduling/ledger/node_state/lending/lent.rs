@@ -147,6 +147,9 @@ pub(super) fn kept_from_borrowing(
     policy: &Policy,
 ) -> Option<KeepReason> {
     let info = &pod_state.disruption_info;
+    if info.is_static() {
+        return Some(KeepReason::Static);
+    }
     if let Some(group) = &info.group {
         return Some(KeepReason::Group(group.clone()));
     }

@@ -1,0 +1,240 @@
+//! Which pods are chosen as victims by what their objects show: who runs them, where a replacement could run, and whether they
+//! are Ready.
+
+use super::*;
+use crate::kubernetes::objects::kube_filters;
+use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecision, preempt};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+/// A Job's pod of 60 GiB on the node's only GPU.
+fn job(name: &str, node: &str) -> Value {
+    bound(name, node, 60, -10)
+}
+
+fn with(mut pod: Value, path: &str, value: Value) -> Value {
+    let (parent, key) = path.rsplit_once('/').unwrap();
+    pod.pointer_mut(parent).unwrap()[key] = value;
+    pod
+}
+
+fn owned_by(pod: Value, kind: &str) -> Value {
+    let owner =
+        json!({ "apiVersion": "v1", "kind": kind, "name": "owner", "uid": "uid-owner", "controller": true });
+    with(pod, "/metadata/ownerReferences", json!([owner]))
+}
+
+/// The names of the pods that are evicted in the ticks of some seconds.
+async fn evicted(bench: &mut PlannerFixture) -> Vec<String> {
+    let mut written = bench.tick().await;
+    written.extend(bench.written_within(5).await);
+    written.iter().filter_map(|line| Some(line.split_once(": evict")?.0.to_owned())).collect()
+}
+
+/// The pods that are evicted if kube-scheduler offers all pods of the node.
+fn preempted(bench: &mut PlannerFixture, asks: &Value, node: &str, victims: &[&str]) -> Vec<String> {
+    bench.refuse(asks.clone());
+    let pod = serde_json::from_value(asks.clone()).unwrap();
+    let (uid, key) = objects::identity(&pod).unwrap();
+    let request = VerbRequest {
+        uid: uid.clone(),
+        key,
+        demand: objects::classified_demand(&pod, |traits| bench.service.classify(traits)).unwrap(),
+        waiting: objects::waiting(&pod),
+        disruption: None,
+    };
+    let victims = victims.iter().map(|name| format!("uid-{name}")).collect();
+    let offered = vec![OfferedNode { node: node.into(), victims, pdb_violations: 0 }];
+    let wants = kube_filters::requirements(&pod);
+    let asked = PreemptAsked { request, wants, offered };
+    let (_, view) = bench.service.cluster().apply(asked).unwrap();
+    match preempt(view) {
+        PreemptDecision::Evict { victims, .. } => victims.evicted().map(|uid| uid.to_string()).collect(),
+        PreemptDecision::NoCandidate | PreemptDecision::FitsNow => Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn the_mirror_of_a_static_pod_is_never_evicted() {
+    let annotated = |mut pod: Value| {
+        pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("abc");
+        pod
+    };
+    let shown: [&dyn Fn(Value) -> Value; 3] =
+        [&annotated, &|pod| owned_by(pod, "Node"), &|pod| owned_by(annotated(pod), "Node")];
+    for show in shown {
+        let mut bench = PlannerFixture::new(&["n"]);
+        bench.show(show(job("static", "n")));
+        let serving = gated("serving", 50, 100);
+        bench.show(serving);
+        assert!(evicted(&mut bench).await.is_empty());
+        assert_eq!(bench.service.cluster().totals().reservations, 0);
+        let asks = waiting("asks", 50, 100);
+        assert!(preempted(&mut bench, &asks, "n", &["static"]).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn no_pod_is_evicted_in_vain_beside_a_static_pod() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(owned_by(bound("static", "n", 30, -10), "Node"));
+    bench.show(bound("job", "n", 30, -10));
+    bench.show(gated("serving", 60, 100));
+    assert!(evicted(&mut bench).await.is_empty());
+    let asks = waiting("asks", 60, 100);
+    assert!(preempted(&mut bench, &asks, "n", &["static", "job"]).is_empty());
+    bench.show(gated("smaller", 40, 100));
+    assert_eq!(evicted(&mut bench).await, ["job"], "alone it is enough");
+}
+
+#[tokio::test]
+async fn of_equal_victims_the_one_whose_replacement_can_run_elsewhere_goes() {
+    let hostname = |pod| with(pod, "/spec/nodeSelector", json!({ "kubernetes.io/hostname": "a" }));
+    let affinity = |kind: &str, term: Value| {
+        let terms = json!({ "nodeSelectorTerms": [{ kind: [term] }] });
+        json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms } })
+    };
+    let by_name = json!({ "key": "metadata.name", "operator": "In", "values": ["a"] });
+    let by_label = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["a"] });
+    let by_field = |pod| with(pod, "/spec/affinity", affinity("matchFields", by_name.clone()));
+    let by_expression = |pod| with(pod, "/spec/affinity", affinity("matchExpressions", by_label.clone()));
+    let pinned: [&dyn Fn(Value) -> Value; 4] =
+        [&hostname, &by_field, &by_expression, &|pod| owned_by(pod, "DaemonSet")];
+    for pin in pinned {
+        for (on, other) in [("a", "b"), ("b", "a")] {
+            let mut bench = PlannerFixture::new(&["a", "b"]);
+            bench.show(pin(job("pinned", on)));
+            bench.show(owned_by(job("movable", other), "ReplicaSet"));
+            bench.show(gated("serving", 50, 100));
+            assert_eq!(evicted(&mut bench).await, ["movable"], "pinned is on {on}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_whose_affinity_names_several_nodes_or_a_zone_costs_no_more_than_another() {
+    let values = |key: &str, values: &[&str]| {
+        let expression = json!({ "key": key, "operator": "In", "values": values });
+        let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
+        json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms } })
+    };
+    for affinity in
+        [values("kubernetes.io/hostname", &["a", "b"]), values("topology.kubernetes.io/zone", &["a"])]
+    {
+        let mut bench = PlannerFixture::new(&["a", "b"]);
+        bench.show(with(job("free", "a"), "/spec/affinity", affinity));
+        bench.show(job("other", "b"));
+        bench.show(gated("serving", 50, 100));
+        assert_eq!(evicted(&mut bench).await, ["free"], "the first node by name");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_whose_volume_is_on_its_node_goes_after_one_whose_volume_is_not() {
+    let mut bench = PlannerFixture::new(&["a", "b"]);
+    let claimed = |pod, claim: &str| {
+        let volume = json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } });
+        with(pod, "/spec/volumes", json!([volume]))
+    };
+    bench.show(claimed(job("pinned", "a"), "local"));
+    bench.show(claimed(job("movable", "b"), "remote"));
+    for (name, host) in [("local", Some("a")), ("remote", None)] {
+        let claim = json!({
+            "metadata": {
+                "name": name, "namespace": "default",
+                "annotations": { "pv.kubernetes.io/bind-completed": "yes" },
+            },
+            "spec": { "volumeName": name },
+            "status": { "phase": "Bound" },
+        });
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+        bench.index.apply_storage(&bench.service, &claim);
+        let expression =
+            json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": host.as_slice() });
+        let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
+        let mut volume = json!({ "metadata": { "name": name }, "spec": {} });
+        if host.is_some() {
+            volume["spec"]["nodeAffinity"] = json!({ "required": terms });
+        }
+        let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+        bench.index.apply_storage(&bench.service, &volume);
+    }
+    bench.show(gated("serving", 50, 100));
+    assert_eq!(evicted(&mut bench).await, ["movable"]);
+}
+
+/// A budget over the pods of `app: victim` that allows no disruption.
+fn budget(policy: Option<&str>, healthy: i32, desired: i32) -> PodDisruptionBudget {
+    let mut spec = json!({ "selector": { "matchLabels": { "app": "victim" } } });
+    if let Some(policy) = policy {
+        spec["unhealthyPodEvictionPolicy"] = json!(policy);
+    }
+    let status = json!({
+        "observedGeneration": 1, "disruptionsAllowed": 0,
+        "currentHealthy": healthy, "desiredHealthy": desired, "expectedPods": 1,
+    });
+    let metadata = json!({ "name": "budget", "namespace": "default", "generation": 1 });
+    serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status })).unwrap()
+}
+
+fn in_state(name: &str, phase: &str, ready: &str) -> Value {
+    let pod = with(job(name, "n"), "/metadata/labels", json!({ "app": "victim" }));
+    let ready = json!({ "type": "Ready", "status": ready });
+    with(pod, "/status", json!({ "phase": phase, "conditions": [ready] }))
+}
+
+#[tokio::test]
+async fn a_pod_that_is_not_ready_may_be_evicted_as_its_budget_says_of_unhealthy_pods() {
+    for (policy, healthy, desired, phase, ready, may_go) in [
+        (None, 0, 1, "Running", "False", false),
+        (None, 1, 1, "Running", "False", true),
+        (None, 0, 0, "Running", "False", false),
+        (Some("IfHealthyBudget"), 0, 1, "Running", "False", false),
+        (Some("IfHealthyBudget"), 2, 1, "Running", "False", true),
+        (Some("AlwaysAllow"), 0, 1, "Running", "False", true),
+        (Some("AlwaysAllow"), 0, 1, "Running", "Unknown", true),
+        (Some("AlwaysAllow"), 0, 1, "Running", "True", false),
+        (Some("IfHealthyBudget"), 1, 1, "Running", "True", false),
+        (Some("Sometimes"), 0, 1, "Running", "False", false),
+        // The Eviction API asks no budget about a pod that has not begun to run.
+        (None, 0, 1, "Pending", "False", true),
+    ] {
+        let case = format!("{policy:?}, {healthy} of {desired}, {phase}, {ready}");
+        let mut bench = PlannerFixture::new(&["n"]);
+        bench.index.apply_budget(&bench.service, &budget(policy, healthy, desired));
+        bench.show(in_state("victim", phase, ready));
+        let asks = waiting("asks", 50, 100);
+        let expected: &[&str] = if may_go { &["uid-victim"] } else { &[] };
+        assert_eq!(preempted(&mut bench, &asks, "n", &["victim"]), expected, "{case}");
+        bench.show(gated("serving", 50, 200));
+        assert_eq!(evicted(&mut bench).await.len(), expected.len(), "{case}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_two_budgets_cover_stays_whatever_they_say_of_unhealthy_pods() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    for name in ["one", "two"] {
+        let mut budget = budget(Some("AlwaysAllow"), 0, 1);
+        budget.metadata.name = Some(name.into());
+        bench.index.apply_budget(&bench.service, &budget);
+    }
+    bench.show(in_state("victim", "Running", "False"));
+    bench.show(gated("serving", 50, 200));
+    assert!(evicted(&mut bench).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_budget_that_protects_a_pod_is_named_with_the_disruptions_that_it_allows() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.index.apply_budget(&bench.service, &budget(None, 1, 1));
+    bench.show(in_state("victim", "Running", "True"));
+    bench.refuse(waiting("asks", 50, 100));
+    let ledger = bench.service.cluster();
+    let demand = &ledger.pod_state(&uid("asks")).unwrap().demand;
+    let kept = ledger.keep_reason_of(&ledger.preemptor(&uid("asks")), demand, &uid("victim"));
+    assert_eq!(
+        kept.map(|kept| kept.to_string()).as_deref(),
+        Some("PodDisruptionBudget default/budget covers it and allows 0 disruptions now")
+    );
+}
