@@ -142,6 +142,33 @@ async fn without_a_cgroup_path_the_process_belongs_to_the_only_pod_with_the_gpu(
     assert_eq!(missing, [""; 0]);
 }
 
+#[tokio::test]
+async fn a_gpu_is_found_by_each_name_that_device_plugins_give_it() {
+    for id in ["GPU-a", "GPU-a::1", "GPU-a-3", "0", "0::1", "nvidia0", "nvidia0/vgpu2"] {
+        let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &[id])]));
+        node.runs(7, "0::/\n");
+        let gpus = vec![gpu("GPU-a", 0, &[7]), gpu("GPU-a-30", 1, &[7])];
+        let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
+        assert_eq!((owners, missing), (vec![is_llamas(), None], vec![]), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_device_id_that_no_rule_understands_is_reported_with_its_resource() {
+    let mut node = node(FakeKubelet::start(vec![
+        given("team-a", "llama", "nvidia.com/gpu", &["card:7", "card:8"]),
+        given("team-a", "qwen", "acme.com/gpu-share", &["card:7"]),
+        given("team-a", "qwen", "acme.com/nic", &["0"]),
+    ]));
+    node.runs(7, "0::/\n");
+    let gpus = vec![gpu("GPU-a", 0, &[7])];
+    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
+    assert_eq!(owners, [None], "another resource's number is no GPU's");
+    let [nvidia, acme] = &missing[..] else { panic!("{missing:?}") };
+    assert!(nvidia.contains("card:7") && nvidia.contains("nvidia.com/gpu"), "{nvidia}");
+    assert!(acme.contains("card:7") && acme.contains("acme.com/gpu-share"), "{acme}");
+}
+
 #[test]
 fn a_gpu_that_a_binding_gave_to_another_pod_too_has_no_sole_owner() {
     let key = PodKey::parse("team-a", "llama").unwrap();
