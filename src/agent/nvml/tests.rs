@@ -4,7 +4,7 @@ use super::*;
 use crate::ids::GpuUuid;
 use crate::needs;
 use crate::report::{ProcessReport, ReportPart};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::health::{ComputeMode, Health};
 use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
 use std::process::Command;
 use tempfile::TempDir;
@@ -239,7 +239,9 @@ fn a_slice_that_does_not_answer_keeps_its_place_and_takes_no_pods() {
     let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
     let cut = |slices| ScriptedGpu { mig_enabled: true, slices, ..gpu("a") };
     let well = script([cut([(0, slice("x")), (1, slice("y"))].into())]);
-    for function in ["nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"] {
+    for function in
+        ["nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
+    {
         let mut node = NvmlFixture::new(&well);
         node.sample();
         let silent = Slice { refuse: [(function.to_string(), codes::UNKNOWN)].into(), ..slice("x") };
@@ -247,6 +249,28 @@ fn a_slice_that_does_not_answer_keeps_its_place_and_takes_no_pods() {
         let health: BTreeMap<_, _> = sample.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.health)).collect();
         let expected = [("GPU-a", Health::Healthy), ("MIG-x", Health::Draining), ("MIG-y", Health::Healthy)];
         assert_eq!(health, expected.into(), "{function}");
+    }
+}
+
+#[test]
+fn a_compute_mode_says_which_pods_a_gpu_takes() {
+    let read = |gpu: ScriptedGpu| {
+        let report = NvmlFixture::new(&script([gpu])).sample().gpus.remove(0);
+        (report.compute_mode, report.health, report.health_reason.unwrap_or_default())
+    };
+    let mode = |compute_mode| read(ScriptedGpu { compute_mode, ..gpu("a") });
+    let refused = |code| read(refusing("a", "nvmlDeviceGetComputeMode", code));
+    let healthy = |mode| (mode, Health::Healthy, String::new());
+    assert_eq!(mode(0), healthy(Some(ComputeMode::Default)));
+    assert_eq!(mode(1), healthy(Some(ComputeMode::ExclusiveProcess)), "of old drivers, by thread");
+    assert_eq!(mode(3), healthy(Some(ComputeMode::ExclusiveProcess)));
+    assert_eq!(refused(codes::NOT_SUPPORTED), healthy(None));
+    let (prohibited, health, reason) = mode(2);
+    assert_eq!((prohibited, health), (Some(ComputeMode::Prohibited), Health::Draining));
+    assert!(reason.contains("Prohibited"), "{reason}");
+    for (unknown, health, reason) in [mode(9), refused(codes::UNKNOWN)] {
+        assert_eq!((unknown, health), (Some(ComputeMode::Unknown), Health::Draining));
+        assert!(reason.contains("compute mode"), "{reason}");
     }
 }
 
@@ -262,7 +286,8 @@ fn compute_instances_of_one_gpu_instance_share_its_memory() {
     };
     let sizes = |slices: Vec<Slice>| -> Vec<(u64, u64)> {
         let slices = (0..).zip(slices).collect();
-        let sample = NvmlFixture::new(&script([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }])).sample();
+        let sample =
+            NvmlFixture::new(&script([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }])).sample();
         let gib = |bytes: Bytes| bytes.0 >> 30;
         sample.gpus[1..].iter().map(|gpu| (gib(gpu.total_bytes), gib(gpu.used_bytes.unwrap()))).collect()
     };

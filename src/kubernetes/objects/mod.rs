@@ -342,6 +342,7 @@ pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
         total,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     };
     Some((0..count).map(device).collect())
