@@ -14,6 +14,7 @@ pub fn h100(uuid: GpuUuid, index: usize, island: Option<u8>) -> Device {
         total: Bytes::gib(80),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island,
     }
 }

@@ -179,6 +179,7 @@ impl NodeTemplate {
             total,
             reserved: Bytes::ZERO,
             health: Health::Healthy,
+            exclusive_process: false,
             island: None,
         }
     }

@@ -157,6 +157,7 @@ fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, Ba
         total: gpu.memory.map_or(USUAL_MEMORY, |memory| memory.0),
         reserved: Bytes::ZERO,
         health: gpu.health.unwrap_or(Health::Healthy),
+        exclusive_process: false,
         island: None,
     })
 }

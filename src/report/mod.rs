@@ -10,7 +10,7 @@ mod reading;
 pub use engine_summary::EngineSummary;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::units::{Bytes, Millis};
 use schemars::JsonSchema;
@@ -75,14 +75,49 @@ pub struct GpuReport {
     /// Why it is not healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_reason: Option<String>,
+    /// For how long NVML has answered for it in a way that is not known to be harmless; missing if its last answers were well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing_millis: Option<Millis>,
+    /// For how long it has answered well again; missing if it never failed since the agent's start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovered_millis: Option<Millis>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
+    /// The compute mode, of a slice its GPU's. Missing if it has no such mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<ComputeMode>,
     /// GPUs of one node with the same number reach each other over NVLink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_island: Option<u32>,
     /// Processes with memory on it; `null` or missing if they could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessReport>>,
+    /// Of the agent alone: by these numbers others name it.
+    #[serde(skip)]
+    pub numbers: DeviceNumbers,
+}
+
+/// The numbers of a GPU or MIG slice beside its index, as far as they are known. Device plugins and DRA drivers name it by them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceNumbers {
+    /// N of `/dev/nvidiaN`; a slice has its parent's.
+    pub minor: Option<u32>,
+    /// A MIG slice's place on its GPU.
+    pub mig_index: Option<u32>,
+    /// The GPU instance of a MIG slice. Only its processes show it.
+    pub gpu_instance: Option<u32>,
+}
+
+impl GpuReport {
+    /// Its health under a policy: as reported, unless NVML's answers or its compute mode make it worse.
+    pub fn health(&self, lost_after: Millis) -> Health {
+        let ages = AnswerAges { failing: self.failing_millis, recovered: self.recovered_millis };
+        let by_mode = match self.compute_mode {
+            None | Some(ComputeMode::Default | ComputeMode::ExclusiveProcess) => Health::Healthy,
+            Some(ComputeMode::Prohibited | ComputeMode::Unknown) => Health::Draining,
+        };
+        self.health.max(by_mode).max(ages.health(lost_after))
+    }
 }
 
 fn healthy() -> Health {

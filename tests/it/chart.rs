@@ -111,7 +111,9 @@ fn every_value_reaches_what_it_is_for() {
     );
     let in_turns = rendered(&helm, &["--set", "startTurns.enabled=true"]);
     let agent = named(&in_turns, "DaemonSet", "stowage-agent").unwrap().to_string();
-    assert!(agent.contains("--turns=/run/stowage/turns.sock") && agent.contains("\"mountPath\":\"/run/stowage\""));
+    assert!(
+        agent.contains("--turns=/run/stowage/turns.sock") && agent.contains("\"mountPath\":\"/run/stowage\"")
+    );
     assert!(named(&in_turns, "MutatingAdmissionPolicyBinding", "stowage-start-turns").is_some());
     let fenced = rendered(&helm, &["--set", "leaderFence.enabled=true"]);
     assert!(named(&fenced, "ValidatingAdmissionPolicyBinding", "stowage-leader-fence").is_some());

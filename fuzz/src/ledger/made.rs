@@ -75,6 +75,7 @@ pub fn device(node: u8, machine: u8, index: u32, amount: u8) -> Device {
         total: Bytes::gib(80),
         reserved: Bytes::ZERO,
         health: if index == 0 { health } else { Health::Healthy },
+        exclusive_process: false,
         island: None,
     }
 }

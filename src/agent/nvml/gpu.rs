@@ -1,17 +1,19 @@
 //! Reads one GPU and its MIG slices through NVML.
 //!
-//! Each figure may fail alone: it is then left out, and reported if an operator can do something about it. Only an error that
-//! says the GPU itself is gone ends the reading.
+//! Each figure may fail alone: it is then left out, and reported if an operator can do something about it. A GPU must say which it
+//! is, its size and its processes: unless an error there is known to be harmless, the GPU is failing. Only an error that says
+//! the GPU itself is gone ends the reading.
 
-use super::NvmlOptions;
+use super::compute_instance;
 use super::health;
+use super::{Failures, NvmlOptions};
 use crate::ids::{GpuModel, GpuUuid};
-use crate::report::{GpuReport, MissingPart, ProcessReport, ReportPart};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::report::{DeviceNumbers, GpuReport, MissingPart, ProcessReport, ReportPart};
+use crate::scheduling::vocabulary::health::{ComputeMode, Health};
 use crate::telemetry::agent::SensorReading;
 use crate::units::Bytes;
 use nvml_wrapper::Device;
-use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
+use nvml_wrapper::enum_wrappers::device::{ComputeMode as Mode, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -24,6 +26,7 @@ pub struct GpuReader<'a> {
     /// The GPU and its slices as they were last read.
     pub before: &'a [GpuReport],
     pub missing: &'a mut Vec<MissingPart>,
+    pub failures: &'a mut Failures,
 }
 
 /// Total, the driver's reserve, and what is allocated beyond it.
@@ -31,6 +34,8 @@ struct GpuMemory {
     total: Bytes,
     reserved: Bytes,
     used: Option<Bytes>,
+    /// Total and reserve are those of the last report.
+    is_remembered: bool,
 }
 
 /// The slices of a GPU in MIG mode.
@@ -50,7 +55,7 @@ impl GpuReader<'_> {
         let mut gpu = self.report(device, uuid, index, memory)?;
         let mut cut = match slices {
             Slices::Whole => {
-                gpu.processes = self.processes(device, &gpu.uuid)?;
+                self.read_processes(device, &mut gpu)?;
                 Vec::new()
             }
             Slices::Cut(cut) => {
@@ -62,7 +67,12 @@ impl GpuReader<'_> {
                 cut
             }
         };
-        for fault in health::read(device)? {
+        gpu.compute_mode = compute_mode(device)?;
+        for slice in &mut cut {
+            (slice.numbers.minor, slice.compute_mode) = (gpu.numbers.minor, gpu.compute_mode);
+        }
+        let by_mode = health::of_compute_mode(gpu.compute_mode);
+        for fault in health::read(device)?.into_iter().chain(by_mode) {
             std::iter::once(&mut gpu).chain(&mut cut).for_each(|report| fault.mark(report));
         }
         cut.insert(0, gpu);
@@ -79,32 +89,45 @@ impl GpuReader<'_> {
             Err(error) if health::is_gone(&error) => return Err(error),
             Err(error) => return Ok(self.slices_before(parent, &error)),
         };
-        let mut cut = Vec::new();
+        let (mut cut, mut failed) = (Vec::new(), None);
         for place in 0..most {
-            match device.mig_device_by_index(place).and_then(|slice| self.slice(&slice, parent, index)) {
-                Ok(slice) => cut.extend(slice),
+            let slice = match device.mig_device_by_index(place) {
                 // The count is the GPU's maximum: some places may be empty.
-                Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
+                slice => slice,
+            };
+            match slice.and_then(|slice| self.slice(&slice, parent, index, place)) {
+                Ok(slice) => cut.extend(slice),
                 Err(error) if health::is_gone(&error) => return Err(error),
-                Err(error) => self.note(ReportPart::Gpus, format!("slice {place} of {parent}: {error}")),
+                Err(error) => failed = Some(error),
             }
+        }
+        if let Some(error) = failed {
+            self.keep_slices(&mut cut, parent, &error);
         }
         Ok(Slices::Cut(cut))
     }
 
     /// A GPU that was partitioned and does not answer now stays partitioned; one that never was has no MIG.
     fn slices_before(&mut self, parent: &GpuUuid, error: &NvmlError) -> Slices {
-        let known: Vec<GpuReport> = self
-            .before
-            .iter()
-            .filter(|gpu| gpu.parent.as_ref() == Some(parent))
-            .map(without_figures)
-            .collect();
-        if known.is_empty() {
-            return Slices::Whole;
+        let mut kept = Vec::new();
+        if !health::is_harmless(error) {
+            self.failures.insert(parent.clone(), format!("NVML does not say whether it has slices: {error}"));
+            self.keep_slices(&mut kept, parent, error);
         }
-        self.note(ReportPart::Gpus, format!("the slices of {parent}: {error}"));
-        Slices::Cut(known)
+        if kept.is_empty() { Slices::Whole } else { Slices::Cut(kept) }
+    }
+
+    /// Adds the slices that were there and are not in `cut`: they cannot be read now.
+    fn keep_slices(&mut self, cut: &mut Vec<GpuReport>, parent: &GpuUuid, error: &NvmlError) {
+        let reason = format!("slices of {parent}: {error}");
+        for slice in self.before.iter().filter(|gpu| gpu.parent.as_ref() == Some(parent)) {
+            if cut.iter().all(|read| read.uuid != slice.uuid) {
+                self.failures.insert(slice.uuid.clone(), reason.clone());
+                cut.push(without_figures(slice));
+            }
+        }
+        self.note(ReportPart::Gpus, reason);
     }
 
     fn slice(
@@ -112,12 +135,21 @@ impl GpuReader<'_> {
         slice: &Device<'_>,
         parent: &GpuUuid,
         index: u32,
+        place: u32,
     ) -> Result<Option<GpuReport>, NvmlError> {
         let uuid = uuid(slice)?;
         let Some(memory) = self.memory(slice, &uuid, None)? else { return Ok(None) };
+        let is_shared_already = memory.is_remembered;
         let mut report = self.report(slice, uuid, index, memory)?;
         report.parent = Some(parent.clone());
-        report.processes = self.processes(slice, &report.uuid)?;
+        report.numbers.mig_index = Some(place);
+        self.read_processes(slice, &mut report)?;
+        if report.model == unknown_model() {
+            // Its name alone shows which part of its memory is its own.
+            self.fail(&report.uuid, format!("slice {} of {parent} has no name", report.uuid));
+        } else if !is_shared_already {
+            compute_instance::share_memory(&mut report);
+        }
         Ok(Some(report))
     }
 
@@ -130,10 +162,12 @@ impl GpuReader<'_> {
         memory: GpuMemory,
     ) -> Result<GpuReport, NvmlError> {
         let utilization = unless_gone(device.utilization_rates())?;
+        let name = unless_gone(device.name())?.map(|name| model(&name));
+        let before = self.before.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.model.clone());
         Ok(GpuReport {
             uuid,
             index,
-            model: model(&unless_gone(device.name())?.unwrap_or_default()),
+            model: name.or(before).unwrap_or_else(unknown_model),
             parent: None,
             total_bytes: memory.total,
             reserved_bytes: memory.reserved,
@@ -141,9 +175,13 @@ impl GpuReader<'_> {
             utilization_percent: utilization.map(|rates| rates.gpu.min(100) as u8),
             health: Health::Healthy,
             health_reason: None,
+            failing_millis: None,
+            recovered_millis: None,
             numa_node: None,
+            compute_mode: None,
             nvlink_island: None,
             processes: None,
+            numbers: DeviceNumbers { minor: device.minor_number().ok(), ..DeviceNumbers::default() },
         })
     }
 
@@ -154,35 +192,47 @@ impl GpuReader<'_> {
         uuid: &GpuUuid,
         configured: Option<Bytes>,
     ) -> Result<Option<GpuMemory>, NvmlError> {
-        let reason = match device.memory_info() {
+        let (reason, is_harmless) = match device.memory_info() {
             Ok(info) if info.total > 0 => return Ok(Some(plausible(info.total, info.reserved, info.used))),
-            Ok(_) => "it says 0 bytes".into(),
+            Ok(_) => ("it says 0 bytes".into(), true),
             Err(error) if health::is_gone(&error) => return Err(error),
-            Err(error) => error.to_string(),
+            Err(error) => (error.to_string(), health::is_harmless(&error)),
         };
-        if let Some(total) = configured {
-            return Ok(Some(GpuMemory { total, reserved: Bytes::ZERO, used: None }));
-        }
         let reason =
             format!("the memory of {uuid}: {reason}; if it never says, give its size with --gpu-memory");
-        self.note(ReportPart::Gpus, reason);
+        if configured.is_none() || !is_harmless {
+            self.fail(uuid, reason);
+        }
         let before = self.before.iter().find(|gpu| gpu.uuid == *uuid);
-        Ok(before.map(|gpu| GpuMemory { total: gpu.total_bytes, reserved: gpu.reserved_bytes, used: None }))
+        let size = configured.map(|total| (total, Bytes::ZERO));
+        let size = size.or_else(|| before.map(|gpu| (gpu.total_bytes, gpu.reserved_bytes)));
+        Ok(size.map(|(total, reserved)| GpuMemory { total, reserved, used: None, is_remembered: true }))
     }
 
-    fn processes(
-        &mut self,
-        device: &Device<'_>,
-        uuid: &GpuUuid,
-    ) -> Result<Option<Vec<ProcessReport>>, NvmlError> {
+    fn read_processes(&mut self, device: &Device<'_>, report: &mut GpuReport) -> Result<(), NvmlError> {
         match processes(device) {
-            Ok(processes) => Ok(Some(processes)),
-            Err(error) if health::is_gone(&error) => Err(error),
+            Ok((processes, gpu_instance)) => {
+                (report.processes, report.numbers.gpu_instance) = (Some(processes), gpu_instance);
+            }
+            Err(error) if health::is_gone(&error) => return Err(error),
             Err(error) => {
-                self.note(ReportPart::Processes, format!("the processes of {uuid}: {error}"));
-                Ok(None)
+                let reason = format!("the processes of {}: {error}", report.uuid);
+                // An agent may not be allowed to see them, and many may start while they are listed.
+                let is_harmless = health::is_harmless(&error)
+                    || matches!(error, NvmlError::NoPermission | NvmlError::InsufficientSize(_));
+                if !is_harmless {
+                    self.failures.insert(report.uuid.clone(), reason.clone());
+                }
+                self.note(ReportPart::Processes, reason);
             }
         }
+        Ok(())
+    }
+
+    /// A part that the GPU must have cannot be read, for a reason that is not known to be harmless.
+    fn fail(&mut self, uuid: &GpuUuid, reason: String) {
+        self.failures.insert(uuid.clone(), reason.clone());
+        self.note(ReportPart::Gpus, reason);
     }
 
     fn note(&mut self, part: ReportPart, reason: String) {
@@ -218,6 +268,19 @@ fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
     GpuUuid::parse(&device.uuid()?).map_err(|_| NvmlError::Unknown)
 }
 
+/// How many processes may use it; `None` if it has no such mode.
+fn compute_mode(device: &Device<'_>) -> Result<Option<ComputeMode>, NvmlError> {
+    match device.compute_mode() {
+        Ok(Mode::Default) => Ok(Some(ComputeMode::Default)),
+        // The thread mode of old drivers also has one process at most.
+        Ok(Mode::ExclusiveProcess | Mode::ExclusiveThread) => Ok(Some(ComputeMode::ExclusiveProcess)),
+        Ok(Mode::Prohibited) => Ok(Some(ComputeMode::Prohibited)),
+        Err(error) if health::is_gone(&error) => Err(error),
+        Err(error) if health::is_harmless(&error) => Ok(None),
+        Err(_) => Ok(Some(ComputeMode::Unknown)),
+    }
+}
+
 /// A product name as labels have it, with `-` for spaces.
 fn model(name: &str) -> GpuModel {
     let words: Vec<&str> =
@@ -235,20 +298,25 @@ fn plausible(total: u64, reserved: u64, used: u64) -> GpuMemory {
         total: Bytes(total),
         reserved: Bytes(if reserved <= total { reserved } else { 0 }),
         used: Some(Bytes(used)).filter(|used| used.0 <= total),
+        is_remembered: false,
     }
 }
 
-/// All processes with memory on the device, once each: a process may be in several of the driver's lists.
-fn processes(device: &Device<'_>) -> Result<Vec<ProcessReport>, NvmlError> {
+/// All processes with memory on the device, once each: a process may be in several of the driver's lists. Also the GPU instance in
+/// which they run.
+fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), NvmlError> {
     let mut found: BTreeMap<u32, Option<Bytes>> = BTreeMap::new();
+    let mut gpu_instance = None;
     let compute = device.running_compute_processes()?;
     let mps = if_supported(again_if_short(|| device.mps_running_compute_processes()))?;
     let graphics = if_supported(device.running_graphics_processes())?;
     for process in compute.into_iter().chain(mps).chain(graphics) {
         let used = used(&process);
         found.entry(process.pid).and_modify(|known| *known = used.max(*known)).or_insert(used);
+        gpu_instance = gpu_instance.or(process.gpu_instance_id);
     }
-    Ok(found.into_iter().map(|(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None }).collect())
+    let process = |(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None };
+    Ok((found.into_iter().map(process).collect(), gpu_instance))
 }
 
 fn used(process: &ProcessInfo) -> Option<Bytes> {
@@ -261,9 +329,7 @@ fn used(process: &ProcessInfo) -> Option<Bytes> {
 /// Older drivers and some GPUs have no such list.
 fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list {
-        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
-            Ok(Vec::new())
-        }
+        Err(error) if health::is_harmless(&error) => Ok(Vec::new()),
         list => list,
     }
 }

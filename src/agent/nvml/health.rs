@@ -5,7 +5,7 @@
 
 use crate::ids::GpuUuid;
 use crate::report::GpuReport;
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::health::{ComputeMode, Health};
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enums::device::SampleValue;
@@ -43,7 +43,7 @@ impl GpuFault {
 
     /// Writes it into the report, unless the report has something as bad already.
     pub fn mark(&self, report: &mut GpuReport) {
-        if severity(self.health) > severity(report.health) {
+        if self.health > report.health {
             report.health = self.health;
             report.health_reason = Some(self.reason.clone());
         }
@@ -58,26 +58,37 @@ impl GpuFaults {
     pub fn note(&self, gpu: GpuUuid, fault: GpuFault) {
         let mut faults = self.0.lock();
         let known = faults.entry(gpu).or_insert_with(|| fault.clone());
-        if severity(fault.health) > severity(known.health) {
+        if fault.health > known.health {
             *known = fault;
         }
     }
 }
 
-fn severity(health: Health) -> u8 {
-    match health {
-        Health::Healthy => 0,
-        Health::Draining => 1,
-        Health::Lost => 2,
-    }
+/// Answers to a call for a GPU's memory, processes or slices that say nothing against it: the driver or the GPU has no such
+/// figure. The list is the short one. Any other error may be the first sign of a dead GPU, which often answers "unknown error".
+pub fn is_harmless(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_))
 }
 
-/// Errors after which no work can continue on this GPU.
+/// The documented errors after which no work can continue on this GPU.
 pub fn is_gone(error: &NvmlError) -> bool {
     matches!(
         error,
         NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::IrqIssue | NvmlError::InsufficientPower
     )
+}
+
+/// What a compute mode says against a GPU, if anything. One process at a time is a matter of which pod comes.
+pub fn of_compute_mode(mode: Option<ComputeMode>) -> Option<GpuFault> {
+    match mode {
+        None | Some(ComputeMode::Default | ComputeMode::ExclusiveProcess) => None,
+        Some(ComputeMode::Prohibited) => Some(GpuFault::draining(
+            "its compute mode is Prohibited; nvidia-smi -c DEFAULT lets processes use it",
+        )),
+        Some(ComputeMode::Unknown) => Some(GpuFault::draining(
+            "its compute mode cannot be read, or is one that this version does not know",
+        )),
+    }
 }
 
 /// A GPU in MIG mode runs nothing itself.

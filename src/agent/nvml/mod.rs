@@ -5,9 +5,11 @@
 //! make them on a thread of their own. The pods of processes are not known here.
 //!
 //! - `session`: one opening of the library, and a sample through it. `gpu`: one GPU and its slices.
+//! - `compute_instance`: how those of one GPU instance share its memory.
 //! - `health`: what makes a GPU draining or lost. `xids`: the driver's error events, on a thread of their own.
 //! - `islands`: which GPUs reach each other over NVLink.
 
+mod compute_instance;
 mod gpu;
 mod health;
 mod islands;
@@ -18,8 +20,9 @@ mod xids;
 
 use crate::ids::GpuUuid;
 use crate::report::{GpuReport, MissingPart};
+use crate::scheduling::vocabulary::health::AnswerState;
 use crate::telemetry::agent::SensorReading;
-use crate::units::Bytes;
+use crate::units::{Bytes, Moment};
 use nvml_wrapper::error::NvmlError;
 use session::Session;
 use std::collections::BTreeMap;
@@ -65,6 +68,16 @@ impl Default for NvmlOptions {
 /// The last reading of each GPU with its slices, by NVML's index: used for a GPU that cannot be read.
 type LastRead = BTreeMap<u32, Vec<GpuReport>>;
 
+/// GPUs and slices for which NVML has answered in a way that is not known to be harmless, each with the answer.
+type Failures = BTreeMap<GpuUuid, String>;
+
+/// What outlives a session of NVML.
+#[derive(Debug, Default)]
+struct GpuHistory {
+    last: LastRead,
+    answers: BTreeMap<GpuUuid, AnswerState>,
+}
+
 /// The driver library's name on every Linux.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// First pause between two attempts to open NVML: a driver upgrade takes seconds.
@@ -77,7 +90,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 pub struct Nvml {
     options: NvmlOptions,
     state: LibraryState,
-    last: LastRead,
+    history: GpuHistory,
+    started: Instant,
 }
 
 #[derive(Debug)]
@@ -120,7 +134,7 @@ enum NvmlProblem {
 
 impl Nvml {
     pub fn new(options: NvmlOptions) -> Self {
-        Self { options, state: LibraryState::Closed, last: LastRead::new() }
+        Self { options, state: LibraryState::Closed, history: GpuHistory::default(), started: Instant::now() }
     }
 
     fn sample_at(&mut self, now: Instant) -> Result<GpuSample, String> {
@@ -144,7 +158,8 @@ impl Nvml {
     }
 
     fn read(&mut self, mut session: Session, now: Instant, wait: Duration) -> Result<GpuSample, String> {
-        match session.sample(&self.options, &mut self.last) {
+        let moment = self.moment(now);
+        match session.sample(&self.options, &mut self.history, moment) {
             Ok((gpus, sensors, missing)) => {
                 self.state = LibraryState::Open(session);
                 Ok(GpuSample { gpus, sensors, missing, taken: now })
@@ -155,8 +170,14 @@ impl Nvml {
 
     fn fail(&mut self, problem: NvmlProblem, now: Instant, wait: Duration) -> Result<GpuSample, String> {
         let reason = problem.to_string();
+        let moment = self.moment(now);
+        self.history.answers.values_mut().for_each(|state| *state = state.after(false, moment));
         self.state = LibraryState::Failed(NvmlFailure { reason: reason.clone(), again: now + wait, wait });
         Err(reason)
+    }
+
+    fn moment(&self, now: Instant) -> Moment {
+        Moment(now.saturating_duration_since(self.started).as_millis() as u64)
     }
 }
 

@@ -6,10 +6,12 @@
 use super::gpu::{self, GpuReader};
 use super::health::{GpuFault, GpuFaults};
 use super::xids::XidWatch;
-use super::{GpuSensors, LastRead, NvmlOptions, NvmlProblem, islands};
+use super::{Failures, GpuHistory, GpuSensors, LastRead, NvmlOptions, NvmlProblem, islands};
 use crate::ids::GpuUuid;
 use crate::report::{GpuReport, MissingPart, ReportPart};
 use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::health::AnswerAges;
+use crate::units::Moment;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Library};
@@ -55,17 +57,19 @@ impl Session {
     pub fn sample(
         &mut self,
         options: &NvmlOptions,
-        last: &mut LastRead,
+        history: &mut GpuHistory,
+        now: Moment,
     ) -> Result<(Vec<GpuReport>, GpuSensors, Vec<MissingPart>), NvmlError> {
         let library = Arc::clone(&self.library);
         let count = library.device_count()?;
-        let mut missing = Vec::new();
+        let GpuHistory { last, .. } = history;
+        let (mut missing, mut failures) = (Vec::new(), Failures::new());
         let mut read: BTreeMap<u32, Vec<GpuReport>> = BTreeMap::new();
         let mut failed = Vec::new();
         let mut devices = Vec::new();
         for index in 0..count {
             let before = last.get(&index).map_or(&[][..], Vec::as_slice);
-            let mut reader = GpuReader { options, before, missing: &mut missing };
+            let mut reader = GpuReader { options, before, missing: &mut missing, failures: &mut failures };
             let device = library.device_by_index(index);
             match device.and_then(|device| reader.gpu(&device, index).map(|reports| (device, reports))) {
                 Ok((device, reports)) => {
@@ -80,11 +84,12 @@ impl Session {
         self.learn_places(&devices, &options.sys);
         drop_repeated(&mut read, &mut missing);
         let mut reports = self.finished(read, last);
-        let mut kept = stand_ins(failed, &reports, last, &mut missing);
+        let mut kept = stand_ins(failed, &reports, last, &mut missing, &mut failures);
         kept.iter_mut().for_each(|report| self.mark(report));
         reports.extend(kept);
         reports.sort_by_key(|gpu| gpu.index);
         last.retain(|index, _| *index < count);
+        history.note_answers(&mut reports, &failures, now);
         Ok((reports, sensors, missing))
     }
 
@@ -132,6 +137,23 @@ impl Session {
     }
 }
 
+impl GpuHistory {
+    /// Notes how NVML has answered for each GPU and slice, and writes it into the reports.
+    fn note_answers(&mut self, reports: &mut [GpuReport], failures: &Failures, now: Moment) {
+        let mut answers = std::mem::take(&mut self.answers);
+        for report in reports {
+            let failure = failures.get(&report.uuid);
+            let state = answers.remove(&report.uuid).unwrap_or_default().after(failure.is_none(), now);
+            let AnswerAges { failing, recovered } = state.ages(now);
+            (report.failing_millis, report.recovered_millis) = (failing, recovered);
+            if let Some(reason) = failure {
+                GpuFault::draining(reason).mark(report);
+            }
+            self.answers.insert(report.uuid.clone(), state);
+        }
+    }
+}
+
 fn linked(one: &Device<'_>, other: &Device<'_>) -> bool {
     one.p2p_status(other, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok)
 }
@@ -162,6 +184,7 @@ fn stand_ins(
     reports: &[GpuReport],
     last: &LastRead,
     missing: &mut Vec<MissingPart>,
+    failures: &mut Failures,
 ) -> Vec<GpuReport> {
     let elsewhere: BTreeSet<&GpuUuid> = reports.iter().map(|gpu| &gpu.uuid).collect();
     let mut all = Vec::new();
@@ -169,6 +192,9 @@ fn stand_ins(
         let before = last.get(&index).map_or(&[][..], Vec::as_slice);
         let kept = before.iter().filter(|gpu| !elsewhere.contains(&gpu.uuid));
         let kept: Vec<GpuReport> = kept.map(|gpu| stand_in(gpu, &error)).collect();
+        failures.extend(
+            kept.iter().map(|gpu| (gpu.uuid.clone(), format!("NVML does not answer for it: {error}"))),
+        );
         let name =
             kept.first().map_or("it was never read, so it is left out".into(), |gpu| gpu.uuid.to_string());
         missing

@@ -4,7 +4,7 @@ use super::*;
 use crate::ids::GpuUuid;
 use crate::needs;
 use crate::report::{ProcessReport, ReportPart};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::health::{ComputeMode, Health};
 use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
 use std::process::Command;
 use tempfile::TempDir;
@@ -175,14 +175,129 @@ fn a_lost_gpu_keeps_its_place_and_its_size() {
 }
 
 #[test]
-fn a_gpu_that_has_no_handle_for_once_keeps_its_place() {
+fn a_gpu_that_has_no_handle_for_once_keeps_its_place_and_takes_no_pods() {
     let mut node = NvmlFixture::new(&script([gpu("a"), gpu("b")]));
     node.sample();
     let refused = refusing("a", "nvmlDeviceGetHandleByIndex_v2", codes::UNKNOWN);
     let sample = node.after(&script([refused, gpu("b")]));
     assert_eq!(uuids(&sample), ["GPU-a", "GPU-b"]);
-    assert_eq!((sample.gpus[0].health, sample.gpus[0].used_bytes), (Health::Healthy, None));
+    assert_eq!((sample.gpus[0].health, sample.gpus[0].used_bytes), (Health::Draining, None));
+    assert_eq!(sample.gpus[1].health, Health::Healthy);
     assert_eq!(sample.missing.len(), 1);
+}
+
+/// Calls without which it is unknown which GPU this is, what its size is, or what runs on it.
+const REQUIRED: [&str; 6] = [
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMigMode",
+];
+
+#[test]
+fn an_answer_that_is_not_known_to_be_harmless_takes_its_gpu_out_at_once() {
+    for function in REQUIRED {
+        for code in [codes::UNKNOWN, codes::TIMEOUT, 14, 4242] {
+            let mut node = NvmlFixture::new(&script([gpu("a")]));
+            node.sample();
+            let sample = node.after(&script([refusing("a", function, code)]));
+            let [report] = &sample.gpus[..] else { panic!("{function} {code}: {sample:?}") };
+            assert_eq!(report.health, Health::Draining, "{function} {code}");
+            assert!(report.health_reason.is_some() && !sample.missing.is_empty(), "{function} {code}");
+            let lost = node.after(&script([refusing("a", function, codes::GPU_IS_LOST)]));
+            assert_eq!(lost.gpus[0].health, Health::Lost, "{function}");
+            assert_eq!(node.after(&script([gpu("a")])).gpus[0].health, Health::Healthy, "{function}");
+        }
+    }
+}
+
+#[test]
+fn a_figure_that_a_gpu_need_not_have_is_left_out_whatever_the_error() {
+    let optional = [
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetRetiredPagesPendingStatus",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetPciInfo_v3",
+    ];
+    for function in optional {
+        for code in [codes::NOT_SUPPORTED, codes::UNKNOWN, 4242] {
+            let mut node = NvmlFixture::new(&script([gpu("a")]));
+            node.sample();
+            let sample = node.after(&script([refusing("a", function, code)]));
+            assert_eq!(sample.gpus[0].health, Health::Healthy, "{function} {code}");
+            assert_eq!(sample.gpus[0].model.as_str(), "NVIDIA-H100-80GB-HBM3", "{function} {code}");
+        }
+    }
+}
+
+#[test]
+fn a_slice_that_does_not_answer_keeps_its_place_and_takes_no_pods() {
+    let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
+    let cut = |slices| ScriptedGpu { mig_enabled: true, slices, ..gpu("a") };
+    let well = script([cut([(0, slice("x")), (1, slice("y"))].into())]);
+    for function in
+        ["nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
+    {
+        let mut node = NvmlFixture::new(&well);
+        node.sample();
+        let silent = Slice { refuse: [(function.to_string(), codes::UNKNOWN)].into(), ..slice("x") };
+        let sample = node.after(&script([cut([(0, silent), (1, slice("y"))].into())]));
+        let health: BTreeMap<_, _> = sample.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.health)).collect();
+        let expected = [("GPU-a", Health::Healthy), ("MIG-x", Health::Draining), ("MIG-y", Health::Healthy)];
+        assert_eq!(health, expected.into(), "{function}");
+    }
+}
+
+#[test]
+fn a_compute_mode_says_which_pods_a_gpu_takes() {
+    let read = |gpu: ScriptedGpu| {
+        let report = NvmlFixture::new(&script([gpu])).sample().gpus.remove(0);
+        (report.compute_mode, report.health, report.health_reason.unwrap_or_default())
+    };
+    let mode = |compute_mode| read(ScriptedGpu { compute_mode, ..gpu("a") });
+    let refused = |code| read(refusing("a", "nvmlDeviceGetComputeMode", code));
+    let healthy = |mode| (mode, Health::Healthy, String::new());
+    assert_eq!(mode(0), healthy(Some(ComputeMode::Default)));
+    assert_eq!(mode(1), healthy(Some(ComputeMode::ExclusiveProcess)), "of old drivers, by thread");
+    assert_eq!(mode(3), healthy(Some(ComputeMode::ExclusiveProcess)));
+    assert_eq!(refused(codes::NOT_SUPPORTED), healthy(None));
+    let (prohibited, health, reason) = mode(2);
+    assert_eq!((prohibited, health), (Some(ComputeMode::Prohibited), Health::Draining));
+    assert!(reason.contains("Prohibited"), "{reason}");
+    for (unknown, health, reason) in [mode(9), refused(codes::UNKNOWN)] {
+        assert_eq!((unknown, health), (Some(ComputeMode::Unknown), Health::Draining));
+        assert!(reason.contains("compute mode"), "{reason}");
+    }
+}
+
+#[test]
+fn compute_instances_of_one_gpu_instance_share_its_memory() {
+    let slice = |letter: &str, name: &str, used: u64, pids: &[u32]| Slice {
+        uuid: format!("MIG-{letter}"),
+        name: format!("NVIDIA H100 80GB HBM3 MIG {name}"),
+        total: 40 << 30,
+        used,
+        processes: pids.iter().map(|pid| process(*pid, 9 << 30)).collect(),
+        ..Slice::default()
+    };
+    let sizes = |slices: Vec<Slice>| -> Vec<(u64, u64)> {
+        let slices = (0..).zip(slices).collect();
+        let sample =
+            NvmlFixture::new(&script([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }])).sample();
+        let gib = |bytes: Bytes| bytes.0 >> 30;
+        sample.gpus[1..].iter().map(|gpu| (gib(gpu.total_bytes), gib(gpu.used_bytes.unwrap()))).collect()
+    };
+    let shared = |used, pids: &[u32]| slice("x", "1c.3g.40gb", used, pids);
+    assert_eq!(sizes(vec![shared(0, &[])]), [(13, 0)]);
+    assert_eq!(sizes(vec![shared(9 << 30, &[7])]), [(13, 9)], "its own process");
+    assert_eq!(sizes(vec![shared(30 << 30, &[])]), [(13, 3)], "no more is left than its instance has");
+    assert_eq!(sizes(vec![shared(40 << 30, &[])]), [(13, 13)]);
+    assert_eq!(sizes(vec![slice("x", "2c.3g.40gb+me", 0, &[])]), [(26, 0)]);
+    assert_eq!(sizes(vec![slice("x", "3g.40gb", 30 << 30, &[])]), [(40, 30)]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use super::pod_resources::api::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use super::pod_resources::api::{
-    ContainerDevices, ContainerResources, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+    CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource, ListPodResourcesRequest,
+    ListPodResourcesResponse, PodResources,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -110,9 +111,22 @@ pub fn given(namespace: &str, name: &str, resource: &str, device_ids: &[&str]) -
         resource_name: resource.into(),
         device_ids: device_ids.iter().map(ToString::to_string).collect(),
     };
-    PodResources {
-        name: name.into(),
-        namespace: namespace.into(),
-        containers: vec![ContainerResources { name: "engine".into(), devices: vec![devices] }],
-    }
+    let container =
+        ContainerResources { name: "engine".into(), devices: vec![devices], ..ContainerResources::default() };
+    PodResources { name: name.into(), namespace: namespace.into(), containers: vec![container] }
+}
+
+/// A pod with one container whose claim a DRA driver fulfilled with this device.
+pub fn claimed(namespace: &str, name: &str, driver: &str, device: &str, cdi: &str) -> PodResources {
+    let claimed = ClaimResource {
+        cdi_devices: vec![CdiDevice { name: cdi.into() }],
+        driver_name: driver.into(),
+        device_name: device.into(),
+    };
+    let container = ContainerResources {
+        name: "engine".into(),
+        dynamic_resources: vec![DynamicResource { claim_resources: vec![claimed] }],
+        ..ContainerResources::default()
+    };
+    PodResources { name: name.into(), namespace: namespace.into(), containers: vec![container] }
 }

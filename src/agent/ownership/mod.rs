@@ -1,11 +1,12 @@
 //! The owners of the processes on the GPUs.
 //!
 //! [`cgroup`] finds a process' pod, and is right whenever it has an answer. [`pod_resources`] knows to which pod a device plugin
-//! gave a GPU, which identifies a process' owner only if no other pod can be on that GPU. [`dual_pods`] gives an engine that runs
+//! or DRA driver gave a GPU, by one of the names in [`device_id`], which identifies a process' owner only if no other pod can be on that GPU. [`dual_pods`] gives an engine that runs
 //! for another pod to that pod. Memory that neither explains belongs to no pod in Kubernetes and is reported as such: a guess
 //! would be taken for a measurement.
 
 pub mod cgroup;
+pub mod device_id;
 pub mod dual_pods;
 #[cfg(all(test, feature = "lab"))]
 mod fake_kubelet;
@@ -64,6 +65,7 @@ impl OwnerSource for Owners {
             if !by_cgroup.unsaid.is_empty() {
                 let (allocations, problem) = self.pod_resources.allocations().await;
                 by_allocation(gpus, &by_cgroup.unsaid, allocations, pods);
+                reasons.extend(not_understood(allocations));
                 reasons.extend(problem.map(|problem| problem.to_string()));
             }
             reasons.into_iter().map(missing).collect()
@@ -150,9 +152,25 @@ fn by_allocation(
     }
 }
 
+/// One sentence for each resource with ids that no rule understands. Its devices may be any of the GPUs.
+fn not_understood(allocations: &[Allocation]) -> Vec<String> {
+    let failed = |allocation: &Allocation| {
+        let id = allocation.ids.iter().find_map(|id| id.clone().err())?;
+        Some((allocation.resource.clone(), id))
+    };
+    let by_resource: BTreeMap<String, String> = allocations.iter().filter_map(failed).collect();
+    let sentence = |(resource, id)| {
+        format!(
+            "no rule says which GPU the id {id:?} of {resource} is: VRAM of processes that only it would explain counts as nobody's"
+        )
+    };
+    by_resource.into_iter().map(sentence).collect()
+}
+
 /// The pod to which a device plugin gave the whole GPU or slice, if no other pod got it, by the plugin or by a Binding.
 fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) -> Option<PodUid> {
-    let given = allocations.iter().filter(|allocation| allocation.device_ids.iter().any(|id| is(id, gpu)));
+    let given =
+        allocations.iter().filter(|allocation| allocation.ids.iter().flatten().any(|id| id.names(gpu)));
     let bound = pods.iter().filter(|pod| pod.devices.iter().flatten().any(|id| is(id, gpu)));
     let holders: BTreeSet<&PodKey> =
         given.clone().map(|allocation| &allocation.key).chain(bound.map(|pod| &pod.key)).collect();

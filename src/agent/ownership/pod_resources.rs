@@ -1,12 +1,13 @@
 //! Which container has which devices, from the kubelet's pod-resources API (version 1) over its unix socket.
 //!
-//! It knows what device plugins allocated, and nothing about GPUs in Stowage's Bindings. Nothing here decides which pod owns a
-//! process.
+//! It knows what device plugins and DRA drivers allocated, and nothing about GPUs in Stowage's Bindings. Nothing here decides which
+//! pod owns a process.
 
 #[rustfmt::skip]
 pub mod api;
 
-use crate::ids::{GpuUuid, PodKey};
+use super::device_id::{DeviceId, is_of_gpus};
+use crate::ids::PodKey;
 use hyper_util::rt::TokioIo;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -16,20 +17,22 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use api::pod_resources_lister_client::PodResourcesListerClient;
-use api::{ListPodResourcesRequest, ListPodResourcesResponse, PodResources as OfPod};
+use api::{
+    ClaimResource, ContainerResources, ListPodResourcesRequest, ListPodResourcesResponse,
+    PodResources as OfPod,
+};
 
 /// Maximum size of a kubelet's answer: its own server's limit is 16 MiB, and a full node takes a hundred KiB.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// One entry of allocated devices.
+/// One entry of allocated GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
     pub key: PodKey,
-    pub container: String,
-    /// Such as `nvidia.com/gpu`.
+    /// Such as `nvidia.com/gpu`, or a DRA driver's name.
     pub resource: String,
-    /// In the kubelet's order; values that cannot be a GPU's name are left out.
-    pub device_ids: Vec<GpuUuid>,
+    /// In the kubelet's order; as it is, what no rule understands.
+    pub ids: Vec<Result<DeviceId, String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -165,29 +168,22 @@ fn allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
 /// A pod with an invalid name is left out: it could not be matched.
 fn of_pod(pod: OfPod) -> Vec<Allocation> {
     let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else { return vec![] };
-    let devices = pod.containers.into_iter().flat_map(|container| {
-        container.devices.into_iter().map(move |devices| (container.name.clone(), devices))
-    });
-    let allocation = |(container, devices): (String, api::ContainerDevices)| Allocation {
-        key: key.clone(),
-        container,
-        resource: devices.resource_name,
-        device_ids: devices.device_ids.iter().filter_map(|id| gpu(id)).collect(),
+    let of_container = |container: ContainerResources| {
+        let of_plugins = container.devices.into_iter().map(|devices| {
+            let ids = devices.device_ids.into_iter().map(|id| DeviceId::of_plugin(&id).ok_or(id));
+            (devices.resource_name, ids.collect())
+        });
+        let claimed = container.dynamic_resources.into_iter().flat_map(|claim| claim.claim_resources);
+        of_plugins.chain(claimed.map(|claimed| (claimed.driver_name.clone(), vec![of_claim(claimed)])))
     };
-    devices.map(allocation).collect()
+    let of_gpus = pod.containers.into_iter().flat_map(of_container).filter(|(name, _)| is_of_gpus(name));
+    of_gpus.map(|(resource, ids)| Allocation { key: key.clone(), resource, ids }).collect()
 }
 
-/// `GPU-…` and `MIG-…` as they are, without the replica of a time-shared GPU (`…::3`); a counting device plugin's `nvidia3`,
-/// with or without a share (`nvidia3/vgpu1`), by its index.
-fn gpu(id: &str) -> Option<GpuUuid> {
-    let whole = id.split_once("::").map_or(id, |(whole, _replica)| whole);
-    match whole.strip_prefix("nvidia") {
-        Some(counted) => {
-            let index = counted.split_once("/vgpu").map_or(counted, |(index, _share)| index);
-            index.parse().ok().map(GpuUuid::from_index)
-        }
-        None => GpuUuid::parse(whole).ok(),
-    }
+fn of_claim(claimed: ClaimResource) -> Result<DeviceId, String> {
+    let of_cdi = claimed.cdi_devices.iter().filter_map(|device| Some(device.name.split_once('=')?.1));
+    let names = std::iter::once(claimed.device_name.as_str()).chain(of_cdi);
+    names.into_iter().find_map(DeviceId::of_claim).ok_or(claimed.device_name)
 }
 
 #[cfg(test)]

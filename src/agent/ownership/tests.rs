@@ -1,7 +1,9 @@
 //! The owners of processes, found with a `/proc` of files and a stand-in kubelet.
 
-use super::fake_kubelet::{FakeKubelet, given};
+use super::device_id::DeviceId;
+use super::fake_kubelet::{FakeKubelet, claimed, given};
 use super::*;
+use crate::report::DeviceNumbers;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -142,11 +144,82 @@ async fn without_a_cgroup_path_the_process_belongs_to_the_only_pod_with_the_gpu(
     assert_eq!(missing, [""; 0]);
 }
 
+#[tokio::test]
+async fn a_gpu_is_found_by_each_name_that_device_plugins_give_it() {
+    for id in ["GPU-a", "GPU-a::1", "GPU-a-3", "0", "0::1", "nvidia0", "nvidia0/vgpu2"] {
+        let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &[id])]));
+        node.runs(7, "0::/\n");
+        let gpus = vec![gpu("GPU-a", 0, &[7]), gpu("GPU-a-30", 1, &[7])];
+        let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
+        assert_eq!((owners, missing), (vec![is_llamas(), None], vec![]), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_slice_is_found_by_its_place_and_by_its_gpu_instance() {
+    let slice = |uuid: &str, place, instance, pid| {
+        let mut slice = gpu(uuid, 0, &[pid]);
+        slice.parent = Some(GpuUuid::parse("GPU-a").unwrap());
+        slice.numbers =
+            DeviceNumbers { minor: Some(5), mig_index: Some(place), gpu_instance: Some(instance) };
+        slice
+    };
+    for id in ["MIG-x", "0:1", "0:1::2", "nvidia5/gi9", "nvidia5/gi9/vgpu0"] {
+        let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &[id])]));
+        [7, 8].iter().for_each(|pid| node.runs(*pid, "0::/\n"));
+        let gpus = vec![slice("MIG-x", 1, 9, 7), slice("MIG-y", 2, 1, 8)];
+        let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
+        assert_eq!((owners, missing), (vec![is_llamas(), None], vec![]), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn the_gpu_of_a_claim_is_found_by_its_device_and_another_drivers_device_is_none() {
+    let uuid = "GPU-0E5C2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
+    let lower = uuid.to_lowercase();
+    let (mut by_minor, elsewhere) = (gpu(uuid, 0, &[7]), gpu("GPU-b", 1, &[7]));
+    by_minor.numbers.minor = Some(3);
+    for (driver, device, cdi, is_found) in [
+        ("gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=x-gpu-3", true),
+        ("gpu.nvidia.com", lower.as_str(), "", true),
+        ("gpu.example.com", "card", &format!("nvidia.com/gpu={uuid}"), true),
+        ("gpu.nvidia.com", "gpu-0", "", false),
+        ("dra.net", "gpu-3", "", false),
+    ] {
+        let mut node = node(FakeKubelet::start(vec![claimed("team-a", "llama", driver, device, cdi)]));
+        node.runs(7, "0::/\n");
+        let gpus = vec![by_minor.clone(), elsewhere.clone()];
+        let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
+        assert_eq!((owners[0].clone(), missing), (is_llamas().filter(|_| is_found), vec![]), "{device}");
+    }
+    let slice = claimed("team-a", "llama", "gpu.nvidia.com", "gpu-3-mig-9-4-4", "");
+    let mut node = node(FakeKubelet::start(vec![slice]));
+    node.runs(7, "0::/\n");
+    let (_, missing) = node.owners(vec![by_minor], &[pod(LLAMA, "llama")]).await;
+    assert!(missing[0].contains("gpu-3-mig-9-4-4") && missing[0].contains("gpu.nvidia.com"), "{missing:?}");
+}
+
+#[tokio::test]
+async fn a_device_id_that_no_rule_understands_is_reported_with_its_resource() {
+    let mut node = node(FakeKubelet::start(vec![
+        given("team-a", "llama", "nvidia.com/gpu", &["card:7", "card:8"]),
+        given("team-a", "qwen", "acme.com/gpu-share", &["card:7"]),
+        given("team-a", "qwen", "acme.com/nic", &["0"]),
+    ]));
+    node.runs(7, "0::/\n");
+    let gpus = vec![gpu("GPU-a", 0, &[7])];
+    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
+    assert_eq!(owners, [None], "another resource's number is no GPU's");
+    let [acme, nvidia] = &missing[..] else { panic!("{missing:?}") };
+    assert!(nvidia.contains("card:7") && nvidia.contains("nvidia.com/gpu"), "{nvidia}");
+    assert!(acme.contains("card:7") && acme.contains("acme.com/gpu-share"), "{acme}");
+}
+
 #[test]
 fn a_gpu_that_a_binding_gave_to_another_pod_too_has_no_sole_owner() {
     let key = PodKey::parse("team-a", "llama").unwrap();
-    let device_ids = vec![GpuUuid::parse("GPU-a").unwrap()];
-    let allocation = Allocation { key, container: String::new(), resource: String::new(), device_ids };
+    let ids = vec![Ok(DeviceId::Uuid(GpuUuid::parse("GPU-a").unwrap()))];
+    let allocation = Allocation { key, resource: String::new(), ids };
     let pods = |devices: Option<&str>| {
         let devices = devices.map(|uuid| vec![GpuUuid::parse(uuid).unwrap()]);
         [pod(LLAMA, "llama"), PodOnNode { devices, ..pod(QWEN, "qwen") }]

@@ -102,6 +102,17 @@ fn another_engine_is_starting() {
 }
 
 #[test]
+fn a_gpu_that_is_gone_is_told_from_the_one_that_has_its_index_now() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("node-a", 4).runs(
+        &pod("llama-8b", "40Gi"),
+        "node-a",
+        &[1],
+    );
+    world.loses("node-a", 1);
+    check("gpu-gone", &mut world, &pod("mistral", "75Gi"));
+}
+
+#[test]
 fn its_tenant_has_reached_its_limit() {
     let tenant = Tenant {
         guarantee: TenantUsage { vram: Bytes::gib(40), milli_gpus: u64::MAX },

@@ -32,6 +32,7 @@ use super::request::BadRequest;
 use crate::ids::NodeName;
 use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
+use crate::scheduling::policy::TelemetryRules;
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeIdentity;
@@ -186,7 +187,11 @@ fn apply(
 ) -> Result<Option<NodeIdentity>, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
-    let fresh = extender.service.cluster().policy().telemetry.fresh;
+    let (fresh, lost_after) = {
+        let cluster = extender.service.cluster();
+        let TelemetryRules { fresh, lost_after, .. } = cluster.policy().telemetry;
+        (fresh, lost_after)
+    };
     let reading = report.reading(received, fresh);
     let (before, present, woken) = {
         let mut ledger = extender.service.cluster();
@@ -200,9 +205,12 @@ fn apply(
         if !present.as_ref().is_none_or(admits) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
-        // A report without GPUs keeps the known ones.
-        let Some(devices) = validate::devices(report) else { return Ok(present) };
         let before = devices_of(&ledger, node);
+        // A report without GPUs keeps the known ones.
+        let Some(devices) = validate::devices(report, lost_after).or_else(|| ledger.unread_devices(node))
+        else {
+            return Ok(present);
+        };
         let are_all = validate::lists_all_gpus(report);
         let devices = match &before {
             Some(known) if **known == *devices => known.clone(),
@@ -230,7 +238,7 @@ fn apply(
     };
     pod_warnings::of_wakes(extender, node, woken);
     if let Some(before) = before {
-        pod_warnings::of_losses(extender, &before, report);
+        pod_warnings::of_losses(extender, &before, report, lost_after);
     }
     Ok(present)
 }

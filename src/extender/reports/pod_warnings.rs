@@ -9,7 +9,7 @@ use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::report::{GpuReport, NodeReport, ReportFinding, ReportPart};
 use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::units::Bytes;
+use crate::units::{Bytes, Millis};
 
 /// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
 /// node's previous report.
@@ -31,10 +31,10 @@ pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &N
 }
 
 /// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.
-pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
+pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport, lost_after: Millis) {
     let Some(gpus) = report.gpus.as_deref() else { return };
     let lost: Vec<(&Device, String)> =
-        before.iter().filter_map(|device| Some((device, loss(device, gpus)?))).collect();
+        before.iter().filter_map(|device| Some((device, loss(device, gpus, lost_after)?))).collect();
     if lost.is_empty() || !extender.service.leadership.is_leading() {
         return;
     }
@@ -106,7 +106,7 @@ fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodSta
 }
 
 /// How a device changed for the worse. A device that was lost before has been reported already.
-fn loss(device: &Device, gpus: &[GpuReport]) -> Option<String> {
+fn loss(device: &Device, gpus: &[GpuReport], lost_after: Millis) -> Option<String> {
     // Node labels know indexes only: the first report replaces these devices.
     if device.uuid.index().is_some() || device.health == Health::Lost {
         return None;
@@ -118,7 +118,7 @@ fn loss(device: &Device, gpus: &[GpuReport]) -> Option<String> {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
         return Some(format!("GPU {uuid} is gone: the agent no longer reports it"));
     };
-    if gpu.health == Health::Lost {
+    if gpu.health(lost_after) == Health::Lost {
         let reason = gpu.health_reason.as_deref().unwrap_or("the agent gives no reason");
         return Some(format!("GPU {uuid} is unhealthy: {reason}"));
     }

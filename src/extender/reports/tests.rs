@@ -7,6 +7,7 @@ use crate::extender::token_reviews::{BAD_FOR, GOOD_FOR};
 use crate::ids::GpuUuid;
 use crate::kubernetes::port::{AgentAuthority, AgentIdentity, AgentNode, AuthError};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::gpu::Health;
 use crate::service::Service;
 use crate::units::Millis;
 use futures::FutureExt;
@@ -188,9 +189,46 @@ fn an_engine_keeps_the_gpus_that_its_report_lists_each_once() {
     assert_eq!(engine_gpus(unseen), ["GPU-0", "GPU-9", "GPU-0", "GPU-1"], "nobody knows better");
 }
 
+const LOST_AFTER: Millis = Millis::seconds(30);
+
+#[test]
+fn a_gpu_for_which_nvml_fails_is_draining_then_lost_and_takes_pods_after_as_long_without_a_failure() {
+    let health = |field: &str, millis: u64| {
+        let report = report(|report| report["gpus"][0][field] = json!(millis));
+        validate::devices(&report, LOST_AFTER).unwrap()[0].health
+    };
+    assert_eq!(
+        [0, 29_999, 30_000].map(|age| health("failingMillis", age)),
+        [Health::Draining, Health::Draining, Health::Lost]
+    );
+    assert_eq!(
+        [0, 29_999, 30_000].map(|age| health("recoveredMillis", age)),
+        [Health::Draining, Health::Draining, Health::Healthy]
+    );
+    let worse = report(|report| {
+        report["gpus"][0]["health"] = json!("lost");
+        report["gpus"][0]["failingMillis"] = json!(0);
+        report["gpus"][1]["health"] = json!("a-word-of-a-later-version");
+    });
+    let devices = validate::devices(&worse, LOST_AFTER).unwrap();
+    assert_eq!((devices[0].health, devices[1].health), (Health::Lost, Health::Draining));
+}
+
+#[test]
+fn a_compute_mode_without_processes_or_of_a_later_version_takes_no_pods() {
+    let device = |mode: &str| {
+        let report = report(|report| report["gpus"][0]["computeMode"] = json!(mode));
+        let device = validate::devices(&report, LOST_AFTER).unwrap().remove(0);
+        (device.health, device.exclusive_process)
+    };
+    assert_eq!(device("default"), (Health::Healthy, false));
+    assert_eq!(device("exclusive-process"), (Health::Healthy, true));
+    assert_eq!(["prohibited", "exclusive-context"].map(device), [(Health::Draining, false); 2]);
+}
+
 #[test]
 fn slices_are_placed_on_and_the_gpu_they_are_cut_from_is_not() {
-    let devices = validate::devices(&report(|_| {})).unwrap();
+    let devices = validate::devices(&report(|_| {}), LOST_AFTER).unwrap();
     let uuids: Vec<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
     assert_eq!(uuids, ["GPU-0", "MIG-1"]);
 }

@@ -12,6 +12,7 @@ use crate::report::limits::{
 use crate::report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::health::ComputeMode;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeSet;
 
@@ -111,9 +112,9 @@ pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
 }
 
 /// Devices for placement: MIG slices instead of the GPUs they are cut from. `None` if the agent could not read its GPUs.
-pub fn devices(report: &NodeReport) -> Option<Vec<Device>> {
+pub fn devices(report: &NodeReport, lost_after: Millis) -> Option<Vec<Device>> {
     let gpus = report.gpus.as_deref()?;
-    Some(placeable(gpus).into_iter().map(device).collect())
+    Some(placeable(gpus).into_iter().map(|gpu| device(gpu, lost_after)).collect())
 }
 
 /// Whether the agent left no GPU out because it could not read it.
@@ -246,7 +247,7 @@ fn placeable(gpus: &[GpuReport]) -> Vec<&GpuReport> {
     gpus.iter().filter(|gpu| !parents.contains(&gpu.uuid)).collect()
 }
 
-fn device(gpu: &GpuReport) -> Device {
+fn device(gpu: &GpuReport, lost_after: Millis) -> Device {
     Device {
         uuid: gpu.uuid.clone(),
         index: gpu.index,
@@ -254,7 +255,8 @@ fn device(gpu: &GpuReport) -> Device {
         parent: gpu.parent.clone(),
         total: gpu.total_bytes,
         reserved: gpu.reserved_bytes,
-        health: gpu.health,
+        health: gpu.health(lost_after),
+        exclusive_process: gpu.compute_mode == Some(ComputeMode::ExclusiveProcess),
         island: gpu.nvlink_island.and_then(|island| u8::try_from(island).ok()),
     }
 }

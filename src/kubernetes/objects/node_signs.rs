@@ -59,6 +59,7 @@ pub fn devices_from_labels(node: &Node) -> Result<Option<Vec<Device>>, NodeLabel
         total,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     };
     Ok(Some((0..count as u32).map(device).collect()))

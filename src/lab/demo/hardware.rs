@@ -14,7 +14,7 @@ use crate::agent::ownership::OwnerSource;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodUid};
 use crate::kubernetes::objects::written;
-use crate::report::{GpuReport, MissingPart, ModelReport, ProcessReport};
+use crate::report::{DeviceNumbers, GpuReport, MissingPart, ModelReport, ProcessReport};
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::telemetry::agent::SensorReading;
@@ -146,9 +146,13 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
         utilization_percent: Some(busy(used, machine.gib)),
         health: Health::Healthy,
         health_reason: None,
+        failing_millis: None,
+        recovered_millis: None,
         numa_node: None,
+        compute_mode: None,
         nvlink_island: None,
         processes: Some(processes),
+        numbers: DeviceNumbers::default(),
     }
 }
 

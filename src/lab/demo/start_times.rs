@@ -358,6 +358,7 @@ fn device(machine: &SlowMachine) -> Result<Device> {
         total: Bytes::gib(80),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     })
 }

@@ -44,6 +44,7 @@ pub fn add_node(
         total: kind.vram,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     };
     let node = shown.name.clone();

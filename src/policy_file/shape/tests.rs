@@ -91,7 +91,7 @@ apiVersion: stowage.dev/v1alpha1
 kind: SchedulingPolicy
 mode: enforce
 headroom: {default: 10%, models: {H100: 8%}}
-telemetry: {fresh: 5s, stale: 30s, smoothing: 10s, margin: 5%, expired: ledger-only}
+telemetry: {fresh: 5s, stale: 30s, smoothing: 10s, margin: 5%, expired: ledger-only, lostAfter: 30s}
 loading: {network: 1GB/s, disk: 3GB/s, pageCache: 5GB/s, init: 20s}
 startGate: {max: 10m}
 scoring:

@@ -393,6 +393,9 @@ pub struct GpuPart {
     /// The GPU of a MIG slice.
     pub parent: Option<GpuUuid>,
     pub health: Health,
+    /// The agent's last report does not list it: it is shown because of the pods that were on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
     pub total_bytes: Bytes,
     /// What the driver keeps for itself.
     pub driver_reserved_bytes: Bytes,

@@ -13,7 +13,7 @@ use crate::scheduling::policy::{Policy, SpareRule};
 use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
@@ -150,6 +150,8 @@ pub struct NodeDetails {
     /// Why pods may not be evicted for the pod; a pod that is not listed may.
     keep_reason: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
+    /// What the agent's last report lists; `None` without one.
+    reported: Option<BTreeSet<GpuUuid>>,
 }
 
 impl NodeDetails {
@@ -161,7 +163,16 @@ impl NodeDetails {
             engine_loads: engine_loads(ledger, node),
             keep_reason: BTreeMap::new(),
             devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
+            reported: ledger
+                .reading(node)
+                .map(|reading| reading.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()),
         }
+    }
+
+    /// Whether the agent's last report lacks a device, so that only the pods that were on it keep it in the list.
+    pub fn is_gone(&self, device: &Device) -> bool {
+        let is_unlisted = self.reported.as_ref().is_some_and(|reported| !reported.contains(&device.uuid));
+        device.health == Health::Lost && is_unlisted
     }
 
     /// Adds the reasons why pods may not be evicted, for a pending pod.

@@ -20,7 +20,7 @@ use crate::scheduling::placing::start_model::{FactorsAndSource, StartEstimate};
 use crate::scheduling::policy::{PartAndWeight, Weights};
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginShare};
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
@@ -48,7 +48,11 @@ impl NodeOutline {
         refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
         let counts = Counts {
             nodes: nodes.len() as u32,
-            gpus: nodes.iter().map(|node| node.gpus.len() as u32).sum(),
+            gpus: nodes
+                .iter()
+                .flat_map(|node| node.gpus.iter())
+                .filter(|gpu| gpu.health != Health::Lost)
+                .count() as u32,
             fit: (nodes.len() - refused.len()) as u32,
             refused: refused.len() as u32,
         };
@@ -265,6 +269,7 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
             queue: read.map_or(part.queue, |(reading, _)| reading.queue),
             engine_load: read.map(|(_, smoothed)| engine_load(gpu, smoothed, facts, known)),
             wake: wake.filter(|_| part.chosen),
+            gone: known.is_gone(device),
             ..part
         }
     })
@@ -306,6 +311,7 @@ fn gpu_part(
         model: device.model.clone(),
         parent: device.parent.clone(),
         health: gpu.health,
+        gone: false,
         total_bytes: device.total,
         driver_reserved_bytes: device.reserved,
         headroom_bytes: facts.policy.headroom.of(&device.model).of(device.total),

@@ -128,6 +128,7 @@ impl ExplainedCluster {
             total: Bytes::gib(80),
             reserved: Bytes::ZERO,
             health: *health,
+            exclusive_process: false,
             island: None,
         };
         let devices = health.iter().enumerate().map(device).collect();
@@ -172,6 +173,23 @@ impl ExplainedCluster {
         };
         // A load that lasts: one reading far from the average does not count.
         (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone().into())));
+    }
+
+    /// The node's agent lists one of its GPUs no longer, and NVML has numbered the others anew.
+    pub fn loses(&mut self, node: &str, gpu: usize) {
+        let devices = self.ledger.node(&name(node)).unwrap().devices.clone();
+        let left = devices.iter().filter(|device| device.uuid != uuid(node, gpu)).cloned();
+        let left: Vec<Device> = (0..).zip(left).map(|(index, device)| Device { index, ..device }).collect();
+        let idle = |device: &Device| GpuReading {
+            uuid: device.uuid.clone(),
+            used: Some(Bytes::ZERO),
+            attributed: Vec::new(),
+            engine_load: EngineLoad::NONE,
+        };
+        let gpus = left.iter().map(idle).collect();
+        let reading = NodeReading { sampled: self.ledger.now(), gpus, ..NodeReading::default() };
+        self.ledger.report_all_devices(&name(node), left.into()).unwrap();
+        self.ledger.read(&name(node), reading.into());
     }
 
     /// Advances the clock, and applies what expires.

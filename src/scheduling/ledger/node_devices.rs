@@ -6,8 +6,9 @@ use super::Ledger;
 use super::node_state::{DeviceReport, NodeState};
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node::NodeIdentity;
+use crate::scheduling::vocabulary::node_reading::Freshness;
 use std::sync::Arc;
 
 /// Why a report of devices is not taken.
@@ -38,6 +39,16 @@ impl Ledger {
         devices: Arc<[Device]>,
     ) -> Result<usize, DevicesRefused> {
         self.take_device_report(name, &devices, true)
+    }
+
+    /// What counts of a node whose agent cannot read any GPU now, once its last reading is not fresh any more: the devices that
+    /// are known, and none takes pods. `None` before, and where no agent has listed any.
+    pub fn unread_devices(&self, name: &NodeName) -> Option<Vec<Device>> {
+        let is_reported = self.node_states.get(name).is_some_and(NodeState::is_reported);
+        let node = self.node(name).filter(|node| is_reported && node.freshness != Freshness::Fresh)?;
+        let draining =
+            |device: &Device| Device { health: device.health.max(Health::Draining), ..device.clone() };
+        Some(node.devices.iter().map(draining).collect())
     }
 
     fn take_device_report(

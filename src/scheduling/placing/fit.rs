@@ -198,7 +198,7 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
 /// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.health == Health::Healthy
+    gpu.takes(demand.sharing)
         && !(gpu.slice && demand.gpus > 1)
         && !gpu.is_kept_from(demand)
         && gpu.is_wanted_by(demand)

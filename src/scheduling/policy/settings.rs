@@ -67,6 +67,10 @@ pub struct TelemetryRules {
     pub margin: Percent,
     /// What to do with a node whose agent has stopped reporting.
     pub expired: ExpiredRule,
+    /// How long a GPU for which NVML does not answer as it should is draining until it is lost, and how long it must answer well
+    /// again before it takes pods.
+    #[serde(with = "setting::Duration")]
+    pub lost_after: Millis,
 }
 
 /// What to do with a node whose agent has stopped reporting, or never reported.
@@ -110,6 +114,7 @@ impl Default for TelemetryRules {
             smoothing: Millis::seconds(10),
             margin: const { Percent::new(5).unwrap() },
             expired: ExpiredRule::LedgerOnly,
+            lost_after: Millis::seconds(30),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
     let engine_load =
         prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => engine_load];
     let rarely = || proptest::bool::weighted(0.2);
-    let flags = (any::<bool>(), rarely(), rarely(), rarely(), (rarely(), rarely()));
+    let flags = (any::<bool>(), rarely(), rarely(), rarely(), (rarely(), rarely(), rarely()));
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
     let island = prop::option::of(0u8..2);
     (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, (engine_load, island), taken).prop_map(
@@ -40,7 +40,13 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
             charged,
             softly_reserved,
             tenants,
-            (exclusive, slice, starting, engine_softly_reserved, (is_barred, is_hint_barred)),
+            (
+                exclusive,
+                slice,
+                starting,
+                engine_softly_reserved,
+                (is_barred, is_hint_barred, exclusive_process),
+            ),
             health,
             (engine_load, island),
             taken,
@@ -61,6 +67,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
             slice,
             island,
             health,
+            exclusive_process,
             spare: SpareSet::NONE,
             traits: Default::default(),
         },
@@ -95,7 +102,9 @@ pub(super) fn has_room_by_definition(gpu: &Gpu, demand: &Demand) -> bool {
         (Some(queue), Some(limit)) => queue <= limit,
         _ => true,
     };
+    let mode_lets_it = !gpu.exclusive_process || demand.sharing == Sharing::Exclusive;
     gpu.health == Health::Healthy
+        && mode_lets_it
         && alone_if_wanted
         && nobody_wants_to_be_alone
         && enough

@@ -222,6 +222,7 @@ impl VictimCluster {
                 exclusive: false,
                 starting: card.starting,
                 slice: false,
+                exclusive_process: false,
                 island: None,
                 health: if card.lost { Health::Lost } else { Health::Healthy },
                 spare: SpareSet::NONE,

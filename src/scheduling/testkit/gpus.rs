@@ -16,6 +16,7 @@ pub fn whole_gpu(uuid: GpuUuid, index: u32, total: Bytes) -> Device {
         total,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     }
 }

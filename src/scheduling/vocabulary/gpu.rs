@@ -5,11 +5,11 @@ use super::cluster_share::TenantUsage;
 use super::demand::{Demand, MAX_GPUS, Sharing};
 use super::gpu_wish::GpuTraits;
 use super::headroom::Headroom;
+pub use super::health::Health;
 use super::node_reading::EngineLoad;
 use super::spare::SpareSet;
 use crate::ids::{GpuModel, GpuUuid, PodUid};
 use crate::units::Bytes;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -26,18 +26,11 @@ pub struct Device {
     /// What the driver keeps for itself (NVML's `reserved`).
     pub reserved: Bytes,
     pub health: Health,
+    /// NVML's compute mode is exclusive-process: it takes only a pod that has it exclusively.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exclusive_process: bool,
     /// GPUs of one node with the same number reach each other over NVLink.
     pub island: Option<u8>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Health {
-    Healthy,
-    /// Keeps its pods, takes no more.
-    Draining,
-    /// Gone from the bus or out of order. Its pods keep their charge; nothing new goes there.
-    Lost,
 }
 
 impl Device {
@@ -82,6 +75,9 @@ pub struct Gpu {
     /// Its NVLink island among the node's, if it is on one.
     pub island: Option<u8>,
     pub health: Health,
+    /// Its compute mode lets no two pods share it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exclusive_process: bool,
     /// The rules of `planning.spare` for which it counts as a free GPU now; none while anything is on it.
     #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
     pub spare: SpareSet,
@@ -121,6 +117,7 @@ impl Gpu {
             slice: device.parent.is_some(),
             island: device.island,
             health: device.health,
+            exclusive_process: device.exclusive_process,
             spare: SpareSet::NONE,
             traits: GpuTraits::default(),
         }
@@ -196,9 +193,14 @@ impl Gpu {
             && self.is_wanted_by(demand)
     }
 
+    /// Whether it takes pods that share a GPU as the demand does, however full it is.
+    pub fn takes(&self, sharing: Sharing) -> bool {
+        self.health == Health::Healthy && (!self.exclusive_process || sharing == Sharing::Exclusive)
+    }
+
     /// Whether there is VRAM for such a pod.
     pub fn has_free_vram(&self, demand: &Demand) -> bool {
-        self.health == Health::Healthy
+        self.takes(demand.sharing)
             && !self.exclusive
             && (demand.sharing == Sharing::Shared || self.tenants == 0)
             && demand.per_gpu <= self.free_for(demand)

@@ -1,5 +1,5 @@
 //! The nouns of a decision: what a pod asks for ([`demand`]) and how it is classified ([`classification`]), GPUs ([`gpu`],
-//! [`device_plugin`]) and nodes ([`node`], [`node_signs`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model
+//! [`health`], [`device_plugin`]) and nodes ([`node`], [`node_signs`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model
 //! weights ([`model_tier`]) and images ([`image`]) are near, what engines have of a model on GPUs ([`engine_model`]) and how long
 //! they take to start there ([`start_time`]), what disrupting a pod costs or breaks ([`disruption_info`], [`disruption_budget`],
 //! [`label_selector`]), and where a pod is put ([`placement`]).
@@ -17,6 +17,7 @@ pub mod engine_model;
 pub mod gpu;
 pub mod gpu_wish;
 pub mod headroom;
+pub mod health;
 pub mod image;
 pub mod label_selector;
 pub mod model_tier;

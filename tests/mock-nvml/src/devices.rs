@@ -7,7 +7,7 @@ use crate::abi::{
     VALUE_UNSIGNED_INT, code, put, put_text,
 };
 use crate::script::{GpuProcess, ScriptedGpu};
-use crate::world::{HandleTarget, said, world};
+use crate::world::{HandleTarget, place_of, said, world};
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 #[unsafe(no_mangle)]
@@ -144,9 +144,9 @@ fn list(
     entries: *mut ProcessEntry,
 ) -> Result<(), u32> {
     let world = world();
-    let processes = match world.target(device, function)? {
-        HandleTarget::Gpu(gpu) => &gpu.processes,
-        HandleTarget::Slice { slice, .. } => &slice.processes,
+    let (processes, instance) = match world.target(device, function)? {
+        HandleTarget::Gpu(gpu) => (&gpu.processes, NO_INSTANCE),
+        HandleTarget::Slice { slice, place, .. } => (&slice.processes, slice.gpu_instance.unwrap_or(place)),
     };
     let found: Vec<&GpuProcess> = processes.iter().filter(|process| list.has(process)).collect();
     // SAFETY: a caller passes its array's capacity; null is refused by `as_ref`.
@@ -157,14 +157,27 @@ fn list(
     }
     for (at, process) in found.iter().enumerate() {
         // SAFETY: the caller says that its array has more than `at` entries; a null pointer is refused by `put`.
-        put(unsafe { entries.add(at) }, entry(process))?;
+        put(unsafe { entries.add(at) }, entry(process, instance))?;
     }
     Ok(())
 }
 
-fn entry(process: &GpuProcess) -> ProcessEntry {
+fn entry(process: &GpuProcess, gpu_instance: c_uint) -> ProcessEntry {
     let used = process.used.unwrap_or(NOT_AVAILABLE);
-    ProcessEntry { pid: process.pid, used, gpu_instance: NO_INSTANCE, compute_instance: NO_INSTANCE }
+    ProcessEntry { pid: process.pid, used, gpu_instance, compute_instance: NO_INSTANCE }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetMinorNumber(device: Handle, minor: *mut c_uint) -> u32 {
+    let (world, function) = (world(), "nvmlDeviceGetMinorNumber");
+    let number = world.gpu(device, function).map(|gpu| gpu.minor.unwrap_or(place_of(device)));
+    code(number.and_then(|number| put(minor, number)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetComputeMode(device: Handle, mode: *mut c_uint) -> u32 {
+    let scripted = world().gpu(device, "nvmlDeviceGetComputeMode").map(|gpu| gpu.compute_mode);
+    code(scripted.and_then(|scripted| put(mode, scripted)))
 }
 
 #[unsafe(no_mangle)]

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub mod codes {
     pub use crate::abi::{
         DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NO_PERMISSION,
-        NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN,
+        NOT_SUPPORTED, RESET_REQUIRED, TIMEOUT, UNKNOWN,
     };
 }
 

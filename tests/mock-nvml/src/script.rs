@@ -38,6 +38,10 @@ pub struct ScriptedGpu {
     pub temperature: u32,
     pub power_milliwatts: u32,
     pub processes: Vec<GpuProcess>,
+    /// N of `/dev/nvidiaN`; its place in the script unless it is given.
+    pub minor: Option<u32>,
+    /// `nvmlComputeMode_t`: 0 is the default mode, 2 prohibited, 3 exclusive-process.
+    pub compute_mode: u32,
     pub mig_enabled: bool,
     /// By their place; NVML answers "not found" for the places between.
     pub slices: BTreeMap<u32, Slice>,
@@ -65,6 +69,8 @@ pub struct Slice {
     pub reserved: u64,
     pub used: u64,
     pub processes: Vec<GpuProcess>,
+    /// Its GPU instance's id, as its processes show it; its place unless it is given.
+    pub gpu_instance: Option<u32>,
     /// As [`ScriptedGpu::refuse`].
     pub refuse: BTreeMap<String, u32>,
 }
@@ -115,6 +121,8 @@ impl Default for ScriptedGpu {
             temperature: 30,
             power_milliwatts: 70_000,
             processes: Vec::new(),
+            minor: None,
+            compute_mode: 0,
             mig_enabled: false,
             slices: BTreeMap::new(),
             nvlink: None,
@@ -137,6 +145,7 @@ impl Default for Slice {
             reserved: 0,
             used: 0,
             processes: Vec::new(),
+            gpu_instance: None,
             refuse: BTreeMap::new(),
         }
     }

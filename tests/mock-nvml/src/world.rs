@@ -27,7 +27,7 @@ pub struct NvmlState {
 /// What a handle stands for.
 pub enum HandleTarget<'a> {
     Gpu(&'a ScriptedGpu),
-    Slice { slice: &'a Slice, parent: Handle },
+    Slice { slice: &'a Slice, parent: Handle, place: u32 },
 }
 
 pub fn world() -> MutexGuard<'static, NvmlState> {
@@ -36,6 +36,11 @@ pub fn world() -> MutexGuard<'static, NvmlState> {
 
 pub fn gpu_handle(place: usize) -> Handle {
     (place + 1) * HANDLES_PER_GPU
+}
+
+/// The place of the GPU that a handle of it, or of a slice, is for.
+pub fn place_of(handle: Handle) -> u32 {
+    (handle / HANDLES_PER_GPU - 1) as u32
 }
 
 impl NvmlState {
@@ -84,9 +89,10 @@ impl NvmlState {
         if slot == 0 {
             return Ok(HandleTarget::Gpu(gpu));
         }
-        let slice = gpu.slices.get(&(slot as u32 - 1)).ok_or(INVALID_ARGUMENT)?;
+        let place = slot as u32 - 1;
+        let slice = gpu.slices.get(&place).ok_or(INVALID_ARGUMENT)?;
         allowed(&slice.refuse, function)?;
-        Ok(HandleTarget::Slice { slice, parent: handle - slot })
+        Ok(HandleTarget::Slice { slice, parent: handle - slot, place })
     }
 
     /// As [`NvmlState::target`], for what slices do not have.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::agent::ownership::fake_kubelet::{FakeKubelet, given};
+use crate::ids::GpuUuid;
 use tokio::net::UnixListener;
 
 /// Nothing here waits this long unless something is broken.
@@ -15,7 +16,11 @@ fn asking(socket: PathBuf, timeouts: Timeouts) -> PodResources {
 }
 
 fn ids(known: &[Allocation]) -> Vec<&str> {
-    known.iter().flat_map(|allocation| &allocation.device_ids).map(GpuUuid::as_str).collect()
+    let id = |id| match id {
+        &DeviceId::Uuid(ref uuid) => uuid.as_str(),
+        other => panic!("{other:?}"),
+    };
+    known.iter().flat_map(|allocation| &allocation.ids).flatten().map(id).collect()
 }
 
 #[tokio::test]
@@ -23,37 +28,49 @@ async fn the_list_says_which_container_has_which_devices() {
     let kubelet = FakeKubelet::start(vec![
         given("team-a", "llama", "nvidia.com/gpu", &["GPU-a", "GPU-b"]),
         given("team-b", "qwen", "nvidia.com/mig-1g.10gb", &["MIG-c"]),
-        given("team-b", "bare", "", &[]),
+        given("team-b", "bare", "acme.com/nic", &["0"]),
     ]);
     let mut source = asking(kubelet.socket(), EAGER);
     let (known, problem) = source.allocations().await;
     assert_eq!(problem, None);
-    assert_eq!(known.len(), 3);
+    assert_eq!(known.len(), 2, "a NIC is none");
     assert_eq!(known[0].key.to_string(), "team-a/llama");
-    assert_eq!(
-        (known[0].container.as_str(), known[1].resource.as_str()),
-        ("engine", "nvidia.com/mig-1g.10gb")
-    );
+    assert_eq!(known[1].resource, "nvidia.com/mig-1g.10gb");
     assert_eq!(ids(known), ["GPU-a", "GPU-b", "MIG-c"]);
 }
 
 #[test]
 fn ids_are_read_as_the_plugins_write_them() {
-    for (id, uuid) in [
-        ("GPU-0e5c", Some("GPU-0e5c")),
-        ("MIG-0e5c", Some("MIG-0e5c")),
-        ("GPU-0e5c::3", Some("GPU-0e5c")),
-        ("MIG-GPU-0e5c/1/0", Some("MIG-GPU-0e5c/1/0")),
-        ("nvidia3", Some("index-3")),
-        ("nvidia3/vgpu1", Some("index-3")),
-        ("nvidia3/gi1", None),
+    let uuid = |uuid: &str| Some(DeviceId::Uuid(GpuUuid::parse(uuid).unwrap()));
+    let index = |gpu, slice| Some(DeviceId::Index { gpu, slice });
+    let minor = |gpu, slice| Some(DeviceId::Minor { gpu, slice });
+    for (id, read) in [
+        ("GPU-0e5c", uuid("GPU-0e5c")),
+        ("MIG-0e5c", uuid("MIG-0e5c")),
+        ("GPU-0e5c::3", uuid("GPU-0e5c")),
+        ("MIG-GPU-0e5c/1/0", uuid("MIG-GPU-0e5c/1/0")),
+        ("3", index(3, None)),
+        ("3::1", index(3, None)),
+        ("3:1", index(3, Some(1))),
+        ("nvidia3", minor(3, None)),
+        ("nvidia3/vgpu1", minor(3, None)),
+        ("nvidia3/gi1", minor(3, Some(1))),
+        ("nvidia3/gi1/vgpu0", minor(3, Some(1))),
         ("nvidiax", None),
+        ("nvidia3/gix", None),
+        ("card0", None),
+        ("3:1:1", None),
+        ("-1", None),
         ("", None),
         ("::3", None),
         ("GPU a", None),
     ] {
-        assert_eq!(gpu(id).as_ref().map(GpuUuid::as_str), uuid, "{id}");
+        assert_eq!(DeviceId::of_plugin(id), read, "{id}");
     }
+    let long = "gpu-0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
+    assert_eq!(DeviceId::of_claim("gpu-1"), minor(1, None));
+    assert_eq!(DeviceId::of_claim(long), uuid(long));
+    assert_eq!(["gpu-0-mig-9-4-4", "channel-0", ""].map(DeviceId::of_claim), [None, None, None]);
 }
 
 #[tokio::test]

@@ -64,15 +64,17 @@ fn seen(node: &NodePart) -> String {
     format!("{report}{pool}; {}{asked}", models(&node.gpus))
 }
 
-/// `2 × NVIDIA-H100-80GB-HBM3`.
+/// `2 × NVIDIA-H100-80GB-HBM3`, of the GPUs that are there.
 fn models(gpus: &[GpuPart]) -> String {
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
-    gpus.iter().for_each(|gpu| *counts.entry(gpu.model.as_str()).or_default() += 1);
-    match counts.is_empty() {
+    let there = gpus.iter().filter(|gpu| !gpu.gone);
+    there.for_each(|gpu| *counts.entry(gpu.model.as_str()).or_default() += 1);
+    let counted = counts.iter().map(|(model, count)| format!("{count} × {model}"));
+    let gone = gpus.iter().filter(|gpu| gpu.gone).count();
+    let gone = (gone > 0).then(|| format!("{gone} not reported"));
+    match gpus.is_empty() {
         true => "no GPU is known".into(),
-        false => {
-            counts.iter().map(|(model, count)| format!("{count} × {model}")).collect::<Vec<_>>().join(", ")
-        }
+        false => counted.chain(gone).collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -196,7 +198,7 @@ fn figures(gpus: &[GpuPart]) -> Table {
         let slice = if gpu.parent.is_some() { "└" } else { "" };
         table.add_row([
             if gpu.chosen { "→".into() } else { String::new() },
-            format!("{slice}{}", gpu.index),
+            if gpu.gone { format!("{slice}{} gone", gpu.index) } else { format!("{slice}{}", gpu.index) },
             gpu.total_bytes.to_string(),
             taken(gpu.driver_reserved_bytes),
             taken(gpu.headroom_bytes),
@@ -222,7 +224,14 @@ fn taken(bytes: Bytes) -> String {
 fn remarks(gpus: &[GpuPart]) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     for gpu in gpus {
-        let health = (gpu.health != Health::Healthy && gpu.chosen).then(|| "it is not healthy".to_owned());
+        // A GPU that came after a loss may have the index of the lost one, and slices have their GPU's.
+        let is_ambiguous = gpus.iter().filter(|other| other.index == gpu.index).count() > 1;
+        let uuid = match gpu.gone {
+            true => Some(format!("{}, which the agent does not report", gpu.uuid)),
+            false => is_ambiguous.then(|| gpu.uuid.to_string()),
+        };
+        let is_unhealthy = gpu.health != Health::Healthy && gpu.chosen && !gpu.gone;
+        let health = is_unhealthy.then(|| "it is not healthy".to_owned());
         let woken = gpu.wake.map(woken);
         let lent = gpu.loans.as_ref().map(loans::on_gpu);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
@@ -232,8 +241,9 @@ fn remarks(gpus: &[GpuPart]) -> String {
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
-        let said: Vec<String> = health
+        let said: Vec<String> = uuid
             .into_iter()
+            .chain(health)
             .chain(woken)
             .chain(lent)
             .chain(load)

@@ -31,6 +31,7 @@ fn with_gpus(gpus: &[(&str, u64)]) -> PlannerFixture {
         total: Bytes::mib(*mib),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     };
     let devices = (0..).zip(gpus).map(device).collect();

@@ -152,9 +152,7 @@ impl NodeState {
         // A GPU that was cut again while pods have parts of it is one card still: what they have cannot be given again.
         let cards: BTreeSet<GpuUuid> = lost.iter().map(card).cloned().collect();
         for device in reported.iter_mut().filter(|device| cards.contains(card(device))) {
-            if device.health == Health::Healthy {
-                device.health = Health::Draining;
-            }
+            device.health = device.health.max(Health::Draining);
         }
         reported.extend(lost);
         reported.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
@@ -172,19 +170,13 @@ impl NodeState {
 /// Whether a reported device is new, or anything but worse than what is known of it.
 fn is_gain(known: &[Device], reported: &Device) -> bool {
     let Some(known) = known.iter().find(|known| known.uuid == reported.uuid) else { return true };
-    let Device { health, total, reserved, .. } = reported.clone();
-    let is_like = Device { health, total, reserved, ..known.clone() } == *reported;
-    let is_worse =
-        badness(health) >= badness(known.health) && total <= known.total && reserved >= known.reserved;
+    let Device { health, total, reserved, exclusive_process, .. } = reported.clone();
+    let is_like = Device { health, total, reserved, exclusive_process, ..known.clone() } == *reported;
+    let is_worse = health >= known.health
+        && total <= known.total
+        && reserved >= known.reserved
+        && exclusive_process >= known.exclusive_process;
     !(is_like && is_worse)
-}
-
-fn badness(health: Health) -> u8 {
-    match health {
-        Health::Healthy => 0,
-        Health::Draining => 1,
-        Health::Lost => 2,
-    }
 }
 
 /// The reported devices, with those that gain something as they are known, if they are known.
@@ -251,6 +243,7 @@ mod tests {
         };
         assert!(!with(|_| {}) && !with(|device| device.health = Health::Lost));
         assert!(!with(|device| device.total = Bytes(90)) && !with(|device| device.reserved = Bytes(1)));
+        assert!(!with(|device| device.exclusive_process = true));
         assert!(with(|device| device.total = Bytes(101)) && with(|device| device.index = 7));
         assert!(is_gain(&[Device { health: Health::Lost, ..known[0].clone() }], &known[0]));
         assert!(is_gain(&[], &known[0]));

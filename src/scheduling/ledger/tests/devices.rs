@@ -122,3 +122,25 @@ fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
     ledger.set_node(&node("n"), NodeKind::Stowage, None);
     assert_eq!(ledger.free_gib("n"), [32, 72]);
 }
+
+#[test]
+fn gpus_that_cannot_be_read_take_no_pods_once_their_last_reading_is_no_longer_fresh() {
+    let mut ledger = ledger();
+    let healths = |ledger: &LedgerCluster| -> Option<Vec<Health>> {
+        let devices = ledger.unread_devices(&node("n"))?;
+        Some(devices.iter().map(|device| device.health).collect())
+    };
+    let reading = |sampled| NodeReading { sampled, ..NodeReading::default() };
+    let now = ledger.now();
+    ledger.read(&node("n"), reading(now).into());
+    assert_eq!(healths(&ledger), None, "a driver that takes a moment to answer");
+    let fresh = ledger.policy().telemetry.fresh;
+    ledger.expire(now + fresh);
+    let unread = ledger.unread_devices(&node("n")).unwrap();
+    assert_eq!(healths(&ledger), Some(vec![Health::Draining; 2]));
+    ledger.report_devices(&node("n"), unread.into()).unwrap();
+    assert!(ledger.node(&node("n")).unwrap().gpus.iter().all(|gpu| gpu.health == Health::Draining));
+    let mut labelled = LedgerCluster::empty(Policy::default());
+    labelled.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
+    assert_eq!(healths(&labelled), None, "no agent has listed what its labels say");
+}

@@ -24,6 +24,7 @@ fn device(index: u32, model: &str, capacity: u64) -> Device {
         total: Bytes(capacity),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: None,
     }
 }

@@ -66,6 +66,7 @@ impl Machine {
                 total: Bytes(hardware.total),
                 reserved: Bytes(hardware.total - hardware.total / 10 - hardware.capacity),
                 health: Health::Healthy,
+                exclusive_process: false,
                 island: Some((index / 2) as u8),
             };
             self.devices = hardware.iter().enumerate().map(device).collect();
