@@ -277,6 +277,15 @@ reasons! {
             => answers("too few GPUs such as the pod names on the node", GPUS_CHANGED);
         gpu "the pod's node selector or node affinity names other GPUs" => 8;
     }
+    // Its compute mode lets one process use the GPU.
+    ExclusiveProcess = "exclusive-process" {
+        node { gpus: u32, asked: u32 }
+            "{} of this node {} in compute mode exclusive-process, which takes only a pod that requests a GPU exclusively; the pod requests {asked}, shared", plural(*gpus, "GPU"), are(*gpus)
+            => answers("no GPU of the node may be shared", GPUS_CHANGED);
+        gpu "its compute mode is exclusive-process: it takes only a pod that requests it exclusively" => 7;
+        lift Lift::new(13, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.exclusive_process = false),
+            |at| format!("set the compute mode of {} to default (nvidia-smi -c DEFAULT): {} then", at.gpus, at.fits));
+    }
 
     UnsupportedFilter = "unsupported-filter" {
         pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;
