@@ -43,11 +43,10 @@ pub fn exclusion(node: &Node) -> Option<Misfit> {
 
 fn excluded_by(warning: &NodeWarning) -> Option<Misfit> {
     match warning {
-        NodeWarning::OtherAllocator { .. } | NodeWarning::UnknownResource { .. } => {
-            Some(Misfit::DevicePluginNode)
-        }
-        NodeWarning::GpusChanging { .. } => Some(Misfit::MigLayoutMismatch),
-        NodeWarning::UnreadableLabel { .. } => Some(Misfit::NoGpus),
+        NodeWarning::OtherAllocator { .. } => Some(Misfit::OtherAllocator),
+        NodeWarning::UnknownResource { .. } => Some(Misfit::UnknownGpuResource),
+        NodeWarning::GpusChanging { .. } => Some(Misfit::GpusChanging),
+        NodeWarning::UnreadableLabel { .. } => Some(Misfit::UnreadableLabel),
         NodeWarning::IgnoredLabel { .. } | NodeWarning::ContradictedLabels { .. } => None,
     }
 }

@@ -286,6 +286,22 @@ reasons! {
         lift Lift::new(13, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.exclusive_process = false),
             |at| format!("set the compute mode of {} to default (nvidia-smi -c DEFAULT): {} then", at.gpus, at.fits));
     }
+    // Which resource or label it is, the node's warning says.
+    OtherAllocator = "other-allocator" {
+        node "a resource in the node's capacity stands for its GPUs, so something else than Stowage hands them out; see nodes in the policy"
+            => answers("another allocator hands out the node's GPUs", "conflict: another allocator hands out the node's GPUs");
+    }
+    UnknownGpuResource = "unknown-gpu-resource" {
+        node "a resource in the node's capacity may stand for its GPUs, and the policy does not say whose it is; see nodes in the policy"
+            => answers("it is unknown who hands out the node's GPUs", "conflict: it is unknown who hands out the node's GPUs");
+    }
+    GpusChanging = "gpus-changing" {
+        node "a label says that the node's GPUs or their driver are being changed" => now(GPUS_CHANGED);
+    }
+    UnreadableLabel = "unreadable-label" {
+        node "a label of the node's GPUs cannot be right, and no agent has reported them"
+            => answers("the node's GPU labels cannot be right", GPUS_CHANGED);
+    }
 
     UnsupportedFilter = "unsupported-filter" {
         pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;
