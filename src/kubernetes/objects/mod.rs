@@ -388,3 +388,6 @@ fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
+
+#[cfg(test)]
+mod tests;
