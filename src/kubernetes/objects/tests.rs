@@ -34,7 +34,8 @@ fn a_quantity_that_stowage_does_not_allocate_never_makes_a_pod_unreadable() {
         ("4 Gi", 0),
     ];
     for (text, bytes) in cases {
-        let engine = container(json!({ "stowage.dev/vram": "10Gi", "memory": text, "ephemeral-storage": text }));
+        let engine =
+            container(json!({ "stowage.dev/vram": "10Gi", "memory": text, "ephemeral-storage": text }));
         let other = json!({ "name": "proxy", "resources": { "requests": { "memory": text } } });
         for spec in [
             json!({ "containers": [engine] }),
@@ -42,7 +43,11 @@ fn a_quantity_that_stowage_does_not_allocate_never_makes_a_pod_unreadable() {
             json!({ "containers": [asks], "initContainers": [other] }),
         ] {
             let demand = read(spec).unwrap_or_else(|error| panic!("{text}: {error}"));
-            assert_eq!((demand.per_gpu, demand.host_resources.memory), (Bytes::gib(10), Bytes(bytes)), "{text}");
+            assert_eq!(
+                (demand.per_gpu, demand.host_resources.memory),
+                (Bytes::gib(10), Bytes(bytes)),
+                "{text}"
+            );
         }
         let others = json!({ "containers": [asks], "overhead": { "memory": text },
             "resources": { "limits": { "memory": text, "hugepages-2Mi": text } } });
@@ -60,7 +65,10 @@ fn the_cpu_of_a_pod_rounds_up_to_thousandths_and_never_overflows() {
     };
     assert_eq!([cpu("0.5"), cpu("25390m"), cpu("100u")], [MilliCpu(500), MilliCpu(25_390), MilliCpu(1)]);
     let most = cpu("9e99");
-    assert!(most > cpu("100k") && most.0.checked_mul(1000).is_some(), "sums of such pods have room: {most:?}");
+    assert!(
+        most > cpu("100k") && most.0.checked_mul(1000).is_some(),
+        "sums of such pods have room: {most:?}"
+    );
 }
 
 #[test]
@@ -120,11 +128,9 @@ fn a_running_pod_that_becomes_unreadable_keeps_its_class_model_and_grant_over_a_
     };
     let before = bound(json!({}));
     assert_eq!((before.per_gpu, before.gpus, before.traits.gpus), (Bytes::gib(20), 2, 2));
-    for (key, value) in [
-        ("stowage.dev/gpus", "many"),
-        ("stowage.dev/gpus", "0"),
-        ("stowage.dev/exclusive", "perhaps"),
-    ] {
+    for (key, value) in
+        [("stowage.dev/gpus", "many"), ("stowage.dev/gpus", "0"), ("stowage.dev/exclusive", "perhaps")]
+    {
         let after = bound(json!({ key: value }));
         assert_eq!(Demand { may_preempt: true, ..after }, before, "{key}: {value}");
     }
@@ -136,4 +142,42 @@ fn a_running_pod_that_becomes_unreadable_keeps_its_class_model_and_grant_over_a_
     }
     let unnamed = bound(json!({ "stowage.dev/model": "a b" }));
     assert_eq!((unnamed.per_gpu, unnamed.traits.gpus, unnamed.model), (Bytes::gib(20), 2, None));
+}
+
+#[test]
+fn the_planner_leaves_gated_pods_of_other_schedulers_alone() {
+    let gate = |scheduler: Option<&str>, policy: &Policy| {
+        let gates = json!([{ "name": "stowage.dev/plan" }]);
+        let engine = container(json!({ "stowage.dev/vram": "20Gi" }));
+        let spec = json!({ "schedulerName": scheduler, "schedulingGates": gates, "containers": [engine] });
+        let observed = observation(&pod(json!({}), spec), policy, None, jiff::Timestamp::UNIX_EPOCH).unwrap();
+        let ObservedPhase::Waiting(waiting) = observed.state else { panic!("it has no node") };
+        waiting.gate
+    };
+    let policy = Policy::default();
+    for ours in [Some("stowage"), Some("default-scheduler"), None] {
+        assert_eq!(gate(ours, &policy), SchedulingGate::Planned, "{ours:?}");
+    }
+    for other in ["volcano", "kai-scheduler"] {
+        assert_eq!(gate(Some(other), &policy), SchedulingGate::Others, "{other}");
+    }
+}
+
+#[test]
+fn the_model_of_kserves_pods_is_the_one_that_is_downloaded() {
+    let labels = json!({ "serving.kserve.io/inferenceservice": "chat" });
+    let named = |annotations: Value| {
+        let metadata = json!({ "name": "p", "uid": "u", "annotations": annotations, "labels": labels });
+        let spec = json!({ "containers": [container(json!({ "stowage.dev/vram": "20Gi" }))] });
+        let pod = serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap();
+        demand(&pod, &Policy::default()).unwrap().model.map(|model| model.to_string())
+    };
+    let source = "internal.serving.kserve.io/storage-initializer-sourceuri";
+    assert_eq!(named(json!({ source: "hf://org/m:main" })).as_deref(), Some("hf://org/m:main"));
+    assert_eq!(named(json!({ source: "pvc://claim/m" })).as_deref(), Some("chat"));
+    assert_eq!(
+        named(json!({ source: "hf://org/m", "stowage.dev/model": "org/n" })).as_deref(),
+        Some("org/n")
+    );
+    assert_eq!(named(json!({ "stowage.dev/model": "/mnt/models" })), None, "any model may be there");
 }

@@ -205,6 +205,7 @@ mod tests {
         };
         let of = |name: &str| rules.of(&ModelId::parse(name).unwrap());
         assert_eq!(of("meta-llama/Llama-3.1-8B").max_replicas, 4);
+        assert_eq!(of("hf://meta-llama/llama-3.1-8b").max_replicas, 4, "another name of the same model");
         assert_eq!(of("meta-llama/Other-8B").max_replicas, 3);
         assert_eq!(of("Qwen/Qwen3-8B").max_replicas, 5);
         assert_eq!((of("Qwen/Qwen3-32B").max_replicas, of("Qwen/Qwen3-32B").waiting), (2, 9));
