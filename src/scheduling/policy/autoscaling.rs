@@ -141,7 +141,9 @@ impl AutoscalingRules {
     fn entry(&self, model: &ModelId) -> Option<&ModelRules> {
         let patterns = || self.models.iter().filter(|(pattern, _)| takes(pattern, model.as_str()));
         let longest = || patterns().max_by_key(|(pattern, _)| pattern.len()).map(|(_, rules)| rules);
-        self.models.get(model.as_str()).or_else(longest)
+        let is_it = |name: &str| !is_pattern(name) && ModelId::parse(name).is_ok_and(|named| named == *model);
+        let by_name = || self.models.iter().find(|(name, _)| is_it(name)).map(|(_, rules)| rules);
+        self.models.get(model.as_str()).or_else(by_name).or_else(longest)
     }
 
     /// The models that have rules by their name: they are known before any of their replicas is.
