@@ -27,7 +27,9 @@ fn a_quantity_that_stowage_does_not_allocate_never_makes_a_pod_unreadable() {
         ("0.5", 1),
         ("1e3", 1000),
         ("1E2", 100),
-        ("1Ei", 1 << 60),
+        // More than any node has.
+        ("1Ei", (1 << 48) - 1),
+        ("9e99", (1 << 48) - 1),
         ("1n", 1),
         // No API server stores these.
         ("-1Gi", 0),
@@ -154,13 +156,18 @@ fn the_planner_leaves_gated_pods_of_other_schedulers_alone() {
         let ObservedPhase::Waiting(waiting) = observed.state else { panic!("it has no node") };
         waiting.gate
     };
-    let policy = Policy::default();
+    let mut policy = Policy::default();
     for ours in [Some("stowage"), Some("default-scheduler"), None] {
         assert_eq!(gate(ours, &policy), SchedulingGate::Planned, "{ours:?}");
     }
     for other in ["volcano", "kai-scheduler"] {
         assert_eq!(gate(Some(other), &policy), SchedulingGate::Others, "{other}");
     }
+    policy.settings.planning.scheduler_names = vec!["llm".into()];
+    assert_eq!(
+        [gate(Some("llm"), &policy), gate(Some("stowage"), &policy)],
+        [SchedulingGate::Planned, SchedulingGate::Others]
+    );
 }
 
 #[test]
