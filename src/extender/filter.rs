@@ -7,6 +7,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::recording::answer::{Asked, Decision};
+use crate::scheduling::explaining::remedy::RemedyChange;
 use crate::scheduling::placing::fit::sentence;
 use crate::scheduling::placing::rank::{RefusedNodes, Shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -175,10 +176,15 @@ pub fn answer<'a>(
     }
 }
 
-fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, text: String) {
+fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mut text: String) {
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
+    // It is of the pod's own namespace, so the Event may name it.
+    if let Some(old) = extender.service.cluster().predecessor_in_the_way(&uid) {
+        write!(text, " In a rolling update, {}.", RemedyChange::of_predecessor(old))
+            .expect("a String takes any text");
+    }
     extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }
 
