@@ -8,6 +8,8 @@ pub mod figures;
 pub mod scan;
 
 #[cfg(test)]
+mod page_tests;
+#[cfg(test)]
 mod proptests;
 #[cfg(test)]
 mod tests;

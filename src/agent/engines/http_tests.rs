@@ -362,3 +362,171 @@ async fn an_unreadable_metrics_port_is_reported_with_the_remedy() {
     assert_eq!((report.state, report.engine.as_str()), (EngineState::Starting, "unknown"));
     assert!(report.problem.unwrap().contains("\"http\"; write a port from 1 to 65535"));
 }
+
+/// A pod of its own address, on which stub engines listen at the same ports as other pods'.
+async fn serve_pages(pages: &[(&'static str, u16, &str)]) -> StubServer {
+    let stub = StubPages::default();
+    for (path, status, body) in pages {
+        stub.set(path, *status, body);
+    }
+    stub.serve().await
+}
+
+fn reported(reports: &[EngineReport]) -> Vec<(&str, Option<f64>, Option<u64>)> {
+    reports
+        .iter()
+        .map(|report| (report.engine.as_str(), report.kv_cache_usage, report.waiting))
+        .collect()
+}
+
+#[tokio::test]
+async fn each_port_of_a_pod_that_answers_is_an_engine_of_its_own() {
+    let idle = serve_pages(&[("/metrics", 200, page!("vllm-dp-rank0")), ("/health", 200, "")]).await;
+    let full = serve_pages(&[("/metrics", 200, page!("vllm-dp-rank1")), ("/health", 200, "")]).await;
+    for labels in [BTreeMap::new(), BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())])] {
+        let pod = PodOnNode { ports: vec![idle.port, full.port], labels, ..pod("dp", None) };
+        let mut engines = EngineWatcher::new(patient());
+        let mut reports = Vec::new();
+        for _ in 0..10 {
+            reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        }
+        let mut said = reported(&reports);
+        said.sort_by_key(|(_, _, waiting)| *waiting);
+        assert_eq!(said, [("vllm", Some(0.0), Some(0)), ("vllm", Some(0.99), Some(40))]);
+    }
+}
+
+#[tokio::test]
+async fn a_sidecar_that_is_healthy_hides_no_engine() {
+    let sidecar = serve_pages(&[("/health", 200, "")]).await;
+    let envoy = serve_pages(&[("/health", 200, ""), ("/metrics", 200, "envoy_requests_total 5\n")]).await;
+    let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    for other in [sidecar.port, envoy.port] {
+        for labels in [BTreeMap::new(), BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())])] {
+            let pod = PodOnNode { ports: vec![other, engine.port], labels, ..pod("sidecar", None) };
+            let mut engines = EngineWatcher::new(patient());
+            let mut reports = Vec::new();
+            for _ in 0..10 {
+                reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+            }
+            assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_whose_page_is_at_another_path_is_found() {
+    for (path, health, page, engine) in [
+        ("/v1/metrics", "/v1/health/ready", page!("nim-1.x"), "nim"),
+        ("/v1/metrics", "/health", page!("vllm-loaded"), "vllm"),
+        ("/prometheus/metrics", "/health", page!("trtllm-serve"), "trtllm-serve"),
+    ] {
+        let server = serve_pages(&[(path, 200, page), (health, 200, "")]).await;
+        let pod = PodOnNode { ports: vec![server.port], ..pod("engine", None) };
+        let mut engines = EngineWatcher::new(patient());
+        let mut reports = Vec::new();
+        for _ in 0..10 {
+            reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        }
+        let said: Vec<_> = reports.iter().map(|report| (report.engine.as_str(), report.state)).collect();
+        assert_eq!(said, [(engine, EngineState::Serving)], "{path}");
+    }
+}
+
+/// A server with a certificate that nobody has signed; it asks for one of its client, if it is so told.
+async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
+    use rustls::crypto::ring::default_provider;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::server::WebPkiClientVerifier;
+    use rustls::{RootCertStore, ServerConfig};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let made = rcgen::generate_simple_self_signed(["engine".to_owned()]).unwrap();
+    let certificate = made.cert.der().clone();
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let provider = Arc::new(default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+    let builder = if asks_for_certificate {
+        builder.with_client_cert_verifier(verifier)
+    } else {
+        builder.with_no_client_auth()
+    };
+    let config = builder.with_single_cert(vec![certificate], key).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (connection, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut connection) = acceptor.accept(connection).await else { return };
+                let mut request = [0; 1024];
+                let read = connection.read(&mut request).await.unwrap_or_default();
+                let is_page = request[..read].starts_with(b"GET /metrics ");
+                let body = if is_page { page } else { "" };
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                let _ = connection.write_all(head.as_bytes()).await;
+                let _ = connection.write_all(body.as_bytes()).await;
+                let _ = connection.shutdown().await;
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn an_engine_behind_tls_is_read_whoever_signed_its_certificate() {
+    let port = serve_tls(page!("vllm-loaded"), false).await;
+    let guessed = PodOnNode { ports: vec![port], ..pod("guessed", None) };
+    let mut annotated = pod("annotated", None);
+    annotated.annotations.insert("prometheus.io/port".into(), port.to_string());
+    annotated.annotations.insert("prometheus.io/scheme".into(), "https".into());
+    for pod in [pod("declared", Some(port)), guessed, annotated] {
+        let mut engines = EngineWatcher::new(patient());
+        let mut reports = Vec::new();
+        for _ in 0..5 {
+            reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        }
+        assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))], "{}", pod.key);
+        assert_eq!((reports[0].state, &reports[0].problem), (EngineState::Serving, &None));
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_wants_a_certificate_is_named_for_that() {
+    let port = serve_tls("", true).await;
+    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let problem = report.problem.unwrap();
+    assert!(problem.contains("TLS") && problem.contains("ertificate"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_port_that_breaks_off_is_not_taken_for_one_behind_tls() {
+    use tokio::io::AsyncReadExt;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let _ = connection.read(&mut [0; 1024]).await;
+        }
+    });
+    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let problem = report.problem.unwrap();
+    assert!(problem.contains("http://") && problem.contains("broke off"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_page_never_overrides_the_model_that_its_pod_names() {
+    let served = page!("vllm-loaded").replace("Qwen/Qwen3-32B", "/mnt/models");
+    let server = serve_pages(&[("/metrics", 200, &served), ("/health", 200, "")]).await;
+    let mut engine = pod("engine", Some(server.port));
+    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "/mnt/models");
+    engine.labels.insert("llm-d.ai/model".into(), "qwen3".into());
+    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "qwen3");
+    engine.annotations.insert("stowage.dev/model".into(), "Qwen/Qwen3-32B".into());
+    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "Qwen/Qwen3-32B");
+}
