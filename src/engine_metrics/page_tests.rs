@@ -10,7 +10,7 @@ fn said(page: &str) -> String {
         Ok(figures) => figures,
         Err(reason) => return reason.to_string(),
     };
-    let mut said = figures.engine.as_str().to_owned();
+    let mut said = figures.engine.name().to_owned();
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {
             said.push_str(&format!(" {name}={value}"));
@@ -31,7 +31,9 @@ fn said(page: &str) -> String {
 fn every_page_of_the_world_is_read_right_or_is_unknown_with_a_reason() {
     let opt = "model=facebook/opt-125m kv=0 tokens=116496 waiting=0 running=0 preemptions=0 generated=7";
     let ranks = |waiting, running, kv| {
-        format!("vllm model=Qwen/Qwen3-32B kv={kv} tokens=152064 waiting={waiting} running={running} generated=84211")
+        format!(
+            "vllm model=Qwen/Qwen3-32B kv={kv} tokens=152064 waiting={waiting} running={running} generated=84211"
+        )
     };
     for (page, expected) in [
         ("aphrodite", format!("aphrodite {opt}")),
@@ -127,11 +129,17 @@ fn replicas_of_one_page_have_a_kv_cache_and_a_queue_each() {
 
 #[test]
 fn names_without_a_prefix_are_an_engines_only_together() {
-    let engine = |page: &str| read(page.as_bytes(), None).map(|figures| figures.engine.as_str());
+    let engine = |page: &str| read(page.as_bytes(), None).map(|figures| figures.engine.name());
     assert_eq!(engine("gpu_cache_usage_perc 0.5\nnum_requests_waiting 0\n"), Ok("nim"));
-    assert!(engine("num_requests_running 3\nnum_requests_waiting 0\n").is_err(), "any server may print these");
+    assert!(
+        engine("num_requests_running 3\nnum_requests_waiting 0\n").is_err(),
+        "any server may print these"
+    );
     assert!(engine("generation_tokens_total 3\nup 1\n").is_err());
-    assert_eq!(engine("gpu_cache_usage_perc 0.5\nnum_requests_waiting 0\nvllm:num_requests_running 1\n"), Ok("vllm"));
+    assert_eq!(
+        engine("gpu_cache_usage_perc 0.5\nnum_requests_waiting 0\nvllm:num_requests_running 1\n"),
+        Ok("vllm")
+    );
 }
 
 #[test]
