@@ -1,7 +1,7 @@
 //! Rounds over real loopback HTTP, at engines that behave and at pods that do not.
 
 use super::EngineWatcher;
-use super::address::METRICS_PORT;
+use super::address::{METRICS_PATH, METRICS_PORT};
 use super::limits::EngineLimits;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodKey, PodUid};
@@ -108,7 +108,7 @@ impl StubPages {
 }
 
 async fn round(engines: &mut EngineWatcher, pods: &[PodOnNode]) -> Vec<EngineReport> {
-    engines.round(pods, &BTreeMap::new()).await
+    engines.round(pods, &BTreeMap::new()).await.engines
 }
 
 /// The report of the only pod.
@@ -170,7 +170,7 @@ async fn an_engine_is_found_on_a_port_its_pod_declares() {
     let report = only(&mut engines, &pod).await;
     assert_eq!((report.engine.as_str(), report.gpus), ("sglang", vec![recorded]));
     let report =
-        engines.round(&[pod.clone()], &BTreeMap::from([(pod.uid.clone(), vec![seen.clone()])])).await;
+        engines.round(&[pod.clone()], &BTreeMap::from([(pod.uid.clone(), vec![seen.clone()])])).await.engines;
     assert_eq!((report[0].state, &report[0].gpus), (EngineState::Serving, &vec![seen]));
 }
 
@@ -201,16 +201,26 @@ async fn llama_cpp_says_on_another_page_how_much_it_holds() {
     );
     assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, None);
     let report = only(&mut engines, &pod).await;
-    assert_eq!((report.state, report.kv_cache_tokens), (EngineState::Serving, Some(32_768)));
-    pages.set("/props", 200, r#"{"default_generation_settings":{"n_ctx":1},"total_slots":1}"#);
-    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, Some(32_768), "it is asked once");
+    assert_eq!(
+        (report.state, report.kv_cache_tokens),
+        (EngineState::Serving, None),
+        "its slots may share one"
+    );
+    pages.set("/props", 200, r#"{"default_generation_settings":{"n_ctx":8192},"total_slots":1}"#);
+    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, None, "it is asked once");
+    let mut engines = EngineWatcher::new(patient());
+    for _ in 0..2 {
+        only(&mut engines, &pod).await;
+    }
+    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, Some(8192));
 }
 
 #[tokio::test]
 async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
     let pages = StubPages::default();
     let server = pages.serve().await;
-    let (mut engines, pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, mut pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
+    pod.annotations.insert(METRICS_PATH.into(), "/metrics".into());
     for (status, body, shown) in [
         (
             200,
@@ -373,10 +383,7 @@ async fn serve_pages(pages: &[(&'static str, u16, &str)]) -> StubServer {
 }
 
 fn reported(reports: &[EngineReport]) -> Vec<(&str, Option<f64>, Option<u64>)> {
-    reports
-        .iter()
-        .map(|report| (report.engine.as_str(), report.kv_cache_usage, report.waiting))
-        .collect()
+    reports.iter().map(|report| (report.engine.as_str(), report.kv_cache_usage, report.waiting)).collect()
 }
 
 #[tokio::test]
@@ -444,7 +451,8 @@ async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
     let certificate = made.cert.der().clone();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
     let provider = Arc::new(default_provider());
-    let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
+    let builder =
+        ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone()).unwrap();
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
@@ -467,7 +475,8 @@ async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
                 let read = connection.read(&mut request).await.unwrap_or_default();
                 let is_page = request[..read].starts_with(b"GET /metrics ");
                 let body = if is_page { page } else { "" };
-                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
                 let _ = connection.write_all(head.as_bytes()).await;
                 let _ = connection.write_all(body.as_bytes()).await;
                 let _ = connection.shutdown().await;
@@ -524,9 +533,78 @@ async fn a_page_never_overrides_the_model_that_its_pod_names() {
     let served = page!("vllm-loaded").replace("Qwen/Qwen3-32B", "/mnt/models");
     let server = serve_pages(&[("/metrics", 200, &served), ("/health", 200, "")]).await;
     let mut engine = pod("engine", Some(server.port));
-    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "/mnt/models");
+    assert_eq!(
+        only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(),
+        "/mnt/models"
+    );
     engine.labels.insert("llm-d.ai/model".into(), "qwen3".into());
     assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "qwen3");
     engine.annotations.insert("stowage.dev/model".into(), "Qwen/Qwen3-32B".into());
-    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "Qwen/Qwen3-32B");
+    assert_eq!(
+        only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(),
+        "Qwen/Qwen3-32B"
+    );
+}
+
+#[tokio::test]
+async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
+    let unknown = serve_pages(&[("/", 200, "Ollama is running")]).await;
+    let router = serve_pages(&[("/metrics", 200, page!("prodstack-router"))]).await;
+    let gpu = GpuUuid::parse("GPU-a").unwrap();
+    let known = |name: &str, ports: Vec<u16>| PodOnNode {
+        ports,
+        devices: Some(vec![gpu.clone()]),
+        is_ready: true,
+        ..pod(name, None)
+    };
+    let silent =
+        PodOnNode { ip: Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7))), ..known("silent", Vec::new()) };
+    let starting = PodOnNode { is_ready: false, ..known("starting", Vec::new()) };
+    let elsewhere = PodOnNode { devices: None, ..known("elsewhere", Vec::new()) };
+    let pods = [
+        known("ollama", vec![unknown.port]),
+        known("router", vec![router.port]),
+        silent,
+        starting,
+        elsewhere,
+    ];
+    let mut engines = EngineWatcher::new(patient());
+    let mut found = engines.round(&pods, &BTreeMap::new()).await;
+    for _ in 0..20 {
+        found = engines.round(&pods, &BTreeMap::new()).await;
+    }
+    assert_eq!(found.engines, []);
+    let said: Vec<_> =
+        found.unread.iter().map(|one| (one.pod.as_str(), one.declares_port, &one.gpus)).collect();
+    let on = vec![gpu.clone()];
+    assert_eq!(said, [("ollama", true, &on), ("router", true, &on), ("silent", false, &on)]);
+    let reason = |place: usize| &*found.unread[place].reason;
+    assert!(reason(1).contains("vLLM's production stack, which is no engine"), "{}", reason(1));
+    assert!(reason(2).contains("nothing listens at"), "{}", reason(2));
+}
+
+#[tokio::test]
+async fn a_proxy_before_an_engine_does_not_double_its_queue() {
+    let one = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let proxy = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let pod = PodOnNode { ports: vec![proxy.port, one.port], ..pod("proxied", None) };
+    let mut engines = EngineWatcher::new(patient());
+    let mut reports = Vec::new();
+    for _ in 0..5 {
+        reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+    }
+    assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))]);
+}
+
+#[tokio::test]
+async fn the_ports_that_an_annotation_lists_are_engines_from_the_start() {
+    let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let mut pod = pod("listed", None);
+    // Nothing listens at the other one yet.
+    pod.annotations.insert(METRICS_PORT.into(), format!("{}, 1", engine.port));
+    let mut engines = EngineWatcher::new(patient());
+    round(&mut engines, std::slice::from_ref(&pod)).await;
+    let reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+    let said: Vec<_> = reports.iter().map(|report| (report.port, report.state)).collect();
+    assert_eq!(said, [(None, EngineState::Starting), (Some(engine.port), EngineState::Serving)]);
 }
