@@ -53,7 +53,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         images: &["vllm"],
         ports: &[8000],
         dialects: &[Dialect { prefix: "vllm:", metrics: VLLM, ..DIALECT }],
-        versions: "0.2.7 to 0.33",
+        versions: "0.2.7, 0.8, 0.10, 0.12, 0.33",
         ..PLAIN
     },
     EngineDeclaration {
@@ -83,7 +83,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             ],
             ..DIALECT
         }],
-        versions: "0.3.5 to 0.5.23, also disaggregated",
+        versions: "0.3.5, 0.5.10, 0.5.23, also disaggregated",
         ..PLAIN
     },
     EngineDeclaration {
@@ -116,7 +116,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 ..DIALECT
             },
         ],
-        versions: "1.0 to 1.2, and its PyTorch backend before 1.0",
+        versions: "of 2026; `pytrtllm:` of 2025",
         ..PLAIN
     },
     EngineDeclaration {
@@ -143,7 +143,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             ],
             ..DIALECT
         }],
-        versions: "24.x to 26.x with TensorRT-LLM",
+        versions: "of 2026, with TensorRT-LLM",
         ..PLAIN
     },
     EngineDeclaration {
@@ -162,7 +162,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             ],
             ..DIALECT
         }],
-        versions: "0.9",
+        versions: "of 2026",
         ..PLAIN
     },
     EngineDeclaration {
@@ -185,7 +185,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             ],
             ..DIALECT
         }],
-        versions: "2.x and 3.x",
+        versions: "of 2026",
         ..PLAIN
     },
     EngineDeclaration {
@@ -207,7 +207,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             ],
             ..DIALECT
         }],
-        versions: "b4000 to b8000",
+        versions: "with and without `kv_cache_usage_ratio`",
         ..PLAIN
     },
     EngineDeclaration {
@@ -217,7 +217,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         images: &["aphrodite"],
         ports: &[2242],
         dialects: &[Dialect { prefix: "aphrodite:", metrics: VLLM, ..DIALECT }],
-        versions: "0.6 to 0.24",
+        versions: "0.24, and one with both names of the usage",
         ..PLAIN
     },
     EngineDeclaration {
@@ -232,7 +232,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             Dialect { prefix: "ray_vllm:", metrics: VLLM, ..DIALECT },
             Dialect { prefix: "ray_vllm_", metrics: VLLM, ..DIALECT },
         ],
-        versions: "2.32 to 2.52 with vLLM",
+        versions: "2.32, 2.52, with vLLM",
         ..PLAIN
     },
     EngineDeclaration {
@@ -268,7 +268,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             ],
             ..DIALECT
         }],
-        versions: "0.5 to 1.6",
+        versions: "0.5, 1.6",
         ..PLAIN
     },
     EngineDeclaration { health: None, ..PLAIN },
