@@ -47,7 +47,7 @@ fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Opt
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 
-fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
+fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
     let full = gpu.engine_load.occupancy().zip(demand.terms.kv_cache_limit);
     let full = full.filter(|(percent, limit)| percent > limit).map(|(percent, limit_percent)| {
         let above_points = percent.get() - limit_percent.get();
@@ -59,7 +59,8 @@ fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
         limit,
         above: queue - limit,
     });
-    [full, long]
+    let unknown = demand.terms.refuses(gpu.engine_load).then_some(Obstacle::UnknownLoad);
+    [full, long, unknown]
 }
 
 /// The VRAM that the GPU lacks; none if that is no obstacle there.

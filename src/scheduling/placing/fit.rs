@@ -5,7 +5,7 @@ use super::device_plugin;
 use super::pack::GpuChoice;
 use super::packing::NodeEvaluation;
 pub use crate::scheduling::reasons::Misfit;
-use crate::scheduling::vocabulary::classification::ClassSet;
+use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
@@ -180,12 +180,17 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
         return None;
     }
     let pressures = gpus.clone().map(|gpu| gpu.engine_load);
-    let busy = pressures.filter(|engine_load| demand.terms.exceeded_by(*engine_load));
+    let limits = ClassTerms { refuses_unknown_load: false, ..demand.terms };
+    let busy = pressures.filter(|engine_load| limits.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
         let kv_cache = busy.clone().filter_map(EngineLoad::occupancy).min().unwrap_or_default();
         let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
+    }
+    if usable - count(&|gpu| demand.terms.exceeded_by(gpu.engine_load)) < asked {
+        let unknown = count(&|gpu| demand.terms.refuses(gpu.engine_load));
+        return Some(Misfit::UnknownLoad { unknown, asked });
     }
     let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
     if usable - excluded_classes < asked {

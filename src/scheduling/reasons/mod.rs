@@ -302,6 +302,19 @@ reasons! {
         node "a label of the node's GPUs cannot be right, and no agent has reported them"
             => answers("the node's GPU labels cannot be right", GPUS_CHANGED);
     }
+    // Unknown is never idle: a class may keep away from it.
+    UnknownLoad = "unknown-load" {
+        node { unknown: u32, asked: u32 }
+            "the load of the engines on {} that the pod could use is unknown, and its class joins no such engines (limits.unknownLoad); the pod requests {asked}", plural(*unknown, "GPU")
+            => now(REPORTED);
+        gpu "an engine on it, or a pod that may be one, does not say how busy it is, and the pod's class joins no such engines" => 3;
+        lift Lift::new(12, Named::Residents,
+            |node, demand| lifted_if(node.gpus.iter().any(|gpu| demand.terms.refuses(gpu.engine_load)), node, demand, |_, demand| demand.terms.refuses_unknown_load = false),
+            |at| format!(
+                "say where {} {} the metrics of its engine (stowage.dev/metrics-port), or let class {} join engines whose load is unknown (limits.unknownLoad in the policy): {} then",
+                list(at.by), have(at.by.len().max(1)), at.class, at.fits
+            ));
+    }
 
     UnsupportedFilter = "unsupported-filter" {
         pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;
