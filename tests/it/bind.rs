@@ -88,7 +88,8 @@ fn fractions(served: &Served, pod: &Value) -> BTreeMap<String, String> {
     assert_eq!(served.bind(pod, "node-a"), "");
     let (order, _) = served.control_plane.orders.lock().last().unwrap().clone();
     let epoch = LeaderEpoch::new("lease", 1, "nonce");
-    let binding = binding(&order.key, &order.uid, &order.demand, &order.placement, Some("nvidia.com/gpu"), &epoch);
+    let binding =
+        binding(&order.key, &order.uid, &order.demand, &order.placement, Some("nvidia.com/gpu"), &epoch);
     let annotations = binding.metadata.annotations.unwrap();
     let prefix = |key: &str| key.strip_suffix("/gpu-memory-fraction").map(str::to_owned);
     annotations.into_iter().filter_map(|(key, value)| Some((prefix(&key)?, value))).collect()
