@@ -52,7 +52,7 @@ const KEY_FIELDS: [(&str, &str); 7] = [
     ("Toleration", "key"),
 ];
 /// Types whose texts are no names.
-const KEPT_TYPES: [&str; 3] = ["ClassSet", "GpuModel", "GpuSet"];
+const KEPT_TYPES: [&str; 4] = ["ClassSet", "GpuModel", "GpuSet", "GpuWish"];
 /// Fields whose texts are none: codes of this program, and policies, which are redacted as such.
 const KEPT_FIELDS: [(&str, &str); 5] = [
     ("ClusterState", "policy"),

@@ -19,11 +19,14 @@ use crate::scheduling::verbs::proptests::taken_inputs;
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::PolicySet;
 use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::gpu_wish::GpuWish;
+use crate::scheduling::vocabulary::label_selector::Requirement;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
 use proptest::prelude::*;
 use serde_json::Value;
+use std::sync::Arc;
 
 fn redacted(recording: &[u8]) -> Vec<u8> {
     let (mut seen, mut out) = (NamesSeen::default(), Vec::new());
@@ -230,6 +233,18 @@ fn a_node_of_another_allocator_stays_one_by_other_names() {
         is_open(&recording) && is_open(&redacted),
         "the policy knows the resource and the label to be harmless"
     );
+}
+
+#[test]
+fn what_a_pod_asks_of_its_gpus_by_labels_is_kept() {
+    let product = Requirement::is("nvidia.com/gpu.product", "NVIDIA-A100-80GB");
+    let wish = GpuWish::of([vec![product]]).map(Arc::new);
+    let demand = Demand { wish, ..demand_of(1, 1, Sharing::Shared, 0) };
+    let waiting = ObservedWaiting::default();
+    let asked = VerbRequest { uid: uid(0), key: key(0), demand, waiting, disruption: None };
+    let input = serde_json::to_string(&Input::from(FilterAsked(asked))).unwrap();
+    let redacted = redacted(&written(&entries(&[input], 1), 7));
+    assert!(text(&redacted).contains("NVIDIA-A100-80GB"), "{}", text(&redacted));
 }
 
 /// A redacted recording is redacted once more to what it is: its names are in order already.

@@ -31,7 +31,7 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Millis, Percent, plural};
+use crate::units::{Bytes, Millis, Percent};
 use sentence::{
     DESCRIBE, add_gpu_text, gate, not_bound, not_free, on_so_many, others, preempt, pressure, requeued,
     start_agent,
