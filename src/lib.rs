@@ -4,6 +4,7 @@
 //! one below; `tests/it/layers.rs` reads the list.
 //!
 //! - [`coded`]: enums whose values have codes; [`ids`], [`units`]: names and quantities, parsed once; [`build_info`]: which build this is.
+//! - [`engines`]: what is known of each inference engine, in one declaration. Pure.
 //! - [`scheduling`]: the decision core and the ledger. Pure; it has layers of its own.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
@@ -30,6 +31,7 @@ pub mod build_info;
 pub mod capacity_plan;
 mod coded;
 pub mod engine_metrics;
+pub mod engines;
 pub mod estimate;
 pub mod ids;
 pub mod policy_cases;

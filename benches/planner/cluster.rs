@@ -211,6 +211,7 @@ impl FullCluster {
                 in_flight: Vec::new(),
                 sleep: Vec::new(),
                 over_grant: Vec::new(),
+                unread: Vec::new(),
             };
             self.ledger.apply(ReadingReported { node: name.clone(), reading: reading.into() });
         }

@@ -368,6 +368,7 @@ impl LedgerRace {
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),
+            unread: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
             replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone().into() });

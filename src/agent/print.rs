@@ -34,6 +34,10 @@ pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
             .filter_map(|engine| problem_line(engine, &names))
             .for_each(|line| text += &line);
     }
+    for unread in &report.unread {
+        let pod = pod_name(&unread.pod, &names);
+        write!(text, "\nNo engine of {pod} can be read: {}\n", unread.reason).expect(TAKES_TEXT);
+    }
     if !report.models.is_empty() {
         text += &section("Models", &model_table(&report.models));
     }

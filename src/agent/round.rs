@@ -4,7 +4,7 @@
 //! round's second.
 
 use super::blocking::{Blocking, BlockingResult};
-use super::engines::EngineWatcher;
+use super::engines::{EngineRound, EngineWatcher};
 use super::findings::{findings, gpus_of_pods};
 use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSensors, GpuSource};
@@ -84,7 +84,7 @@ impl Rounds {
         };
         let listed: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
         missing.extend(self.owners.owners(listed, &pods).await);
-        let engines = self.engines.round(&pods, &gpus_of_pods(listed)).await;
+        let EngineRound { engines, unread } = self.engines.round(&pods, &gpus_of_pods(listed)).await;
         // An engine is probed where it runs, and counted for the pod that it runs for.
         give_to_requesters(listed, &pods);
         let findings = findings(&pods, listed);
@@ -99,6 +99,7 @@ impl Rounds {
             models: models::merged(scanned.chain(models::held_by_engines(&engines))),
             gpus,
             engines,
+            unread,
             findings,
             legacy_runtime: self.legacy_runtime,
             missing,

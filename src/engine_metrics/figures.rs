@@ -1,10 +1,10 @@
 //! Turns a metrics page into figures. An impossible value gives no figure and a problem that names it, never a wrong figure.
 //!
 //! One engine may have several data-parallel ranks, each with a KV cache and a queue of its own: the fullest cache counts;
-//! queues and capacities add up. [`super::dialect`] has the names.
+//! queues and capacities add up. [`crate::engines`] has the names.
 
-use super::dialect::{DIALECTS, Dialect, Engine, MetricQuantity, MetricReading, RANK_LABELS, ValueRange};
 use super::scan::{Label, MetricLine, Sample, Scan, WantedMetrics};
+use crate::engines::{DECLARATIONS, Dialect, Engine, GATEWAYS, MetricQuantity, MetricReading};
 use crate::ids::ModelId;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -46,6 +46,8 @@ pub enum MetricsProblem {
 pub enum UnknownPage {
     #[error("the page is empty")]
     Empty,
+    #[error("the page of {name}, which is no engine")]
+    Gateway { name: &'static str },
     #[error("no metric of a known engine; first line: {first_line:?}")]
     NotAnEngine { first_line: String },
 }
@@ -59,116 +61,194 @@ const SHARE_TOLERANCE: f64 = 0.001;
 /// Enough characters to recognize a text.
 const SHOWN: usize = 60;
 
+/// Labels that distinguish units with a KV cache and a queue of their own: data-parallel ranks (`engine`, `dp_rank`), workers
+/// (`WorkerId` is Ray's), models of one Triton. Samples that differ only in other labels are views of the same, such as those of
+/// each tensor-parallel rank.
+const RANK_LABELS: [&str; 6] = ["engine", "dp_rank", "worker_id", "WorkerId", "model", "version"];
+
+/// The values that a quantity may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ValueRange {
+    Share,
+    Count,
+    Flag,
+}
+
+fn range(quantity: MetricQuantity) -> ValueRange {
+    match quantity {
+        MetricQuantity::KvUsage | MetricQuantity::KvUsageFormerly => ValueRange::Share,
+        MetricQuantity::Awake | MetricQuantity::WeightsOffloaded | MetricQuantity::AllDiscarded => {
+            ValueRange::Flag
+        }
+        _ => ValueRange::Count,
+    }
+}
+
+/// The name in a problem of a quantity that was computed.
+fn derived_name(quantity: MetricQuantity) -> &'static str {
+    match quantity {
+        MetricQuantity::KvTokens => "the KV cache's blocks times the tokens of one",
+        _ => "the KV cache's usage",
+    }
+}
+
+const QUANTITIES: usize = MetricQuantity::AllDiscarded as usize + 1;
+
 /// Parses a page. `hint` is the engine that the pod declares; without one, or if the page is not that engine's, the page
 /// identifies it.
 pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
-    let mut collected = DIALECTS.each_ref().map(Collected::new);
+    let mut collected: Vec<Collected<'_>> = dialects().map(Collected::new).collect();
     for line in Scan::new(page, &WANTED) {
-        match line {
-            MetricLine::Sample(sample) => collected[sample.is.dialect].take(&sample),
-            MetricLine::Garbled(is) => collected[is.dialect].garbled(&is),
+        let (is, sample) = match &line {
+            MetricLine::Sample(sample) => (sample.is, Some(sample)),
+            MetricLine::Garbled(is) => (*is, None),
+        };
+        match (is, sample) {
+            (Wanted::Gateway(name), _) => return Err(UnknownPage::Gateway { name }),
+            (Wanted::Metric(metric), Some(sample)) => collected[metric.dialect].take(metric, sample),
+            (Wanted::Metric(metric), None) => collected[metric.dialect].garbled(metric),
         }
     }
     // The hinted one first; the others in their order.
-    collected.sort_by_key(|collected| Some(collected.dialect.engine) != hint);
+    collected.sort_by_key(|collected| Some(collected.engine) != hint);
     collected
         .into_iter()
-        .filter(|collected| collected.is_there)
+        .filter(Collected::is_there)
         .map(Collected::figures)
         .reduce(Figures::or)
         .or_else(|| engine_by_prefix(page).map(Figures::none))
         .ok_or_else(|| unknown(page))
 }
 
-/// A wanted metric: its index in [`DIALECTS`], and how it is read.
+/// A name that means something on a page.
 #[derive(Debug, Clone, Copy)]
+enum Wanted {
+    Metric(&'static Metric),
+    Gateway(&'static str),
+}
+
+/// A metric: its dialect's place among all, its whole name, and how it is read.
+#[derive(Debug)]
 struct Metric {
     dialect: usize,
-    name: &'static str,
+    name: String,
     reading: MetricReading,
 }
 
-static WANTED: LazyLock<WantedMetrics<Metric>> = LazyLock::new(|| {
-    let rows = DIALECTS.iter().enumerate().flat_map(|(dialect, row)| {
-        row.metrics.iter().map(move |&(name, reading)| (name, Metric { dialect, name, reading }))
+fn dialects() -> impl Iterator<Item = (Engine, &'static Dialect)> {
+    DECLARATIONS.iter().flat_map(|one| one.dialects.iter().map(|dialect| (one.engine, dialect)))
+}
+
+static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
+    let rows = dialects().enumerate().flat_map(|(dialect, (_, row))| {
+        row.metrics.iter().map(move |&(name, reading)| {
+            let name = format!("{}{name}", row.prefix);
+            Metric { dialect, name, reading }
+        })
     });
-    WantedMetrics::new(&rows.collect::<Vec<_>>())
+    rows.collect()
+});
+
+static WANTED: LazyLock<WantedMetrics<Wanted>> = LazyLock::new(|| {
+    let metrics = METRICS.iter().map(|metric| (&*metric.name, Wanted::Metric(metric)));
+    let gateways = GATEWAYS.iter();
+    let gateways = gateways.flat_map(|one| one.metrics.iter().map(|name| (*name, Wanted::Gateway(one.name))));
+    WantedMetrics::new(&metrics.chain(gateways).collect::<Vec<_>>())
 });
 
 /// A page's values in one dialect.
 struct Collected<'p> {
+    engine: Engine,
     dialect: &'static Dialect,
     /// It has a line of this dialect.
-    is_there: bool,
+    has_lines: bool,
     model: Option<Label<'p>>,
     ranks: Vec<Rank<'p>>,
     /// For each quantity, why it is not reliable.
-    spoiled: [Option<MetricsProblem>; MetricQuantity::COUNT],
+    spoiled: [Option<MetricsProblem>; QUANTITIES],
 }
 
 struct Rank<'p> {
     /// The values of [`RANK_LABELS`], as written; empty where one is missing.
     key: [&'p [u8]; RANK_LABELS.len()],
-    values: [Option<f64>; MetricQuantity::COUNT],
+    values: [Option<f64>; QUANTITIES],
 }
 
 impl<'p> Collected<'p> {
-    fn new(dialect: &'static Dialect) -> Self {
+    fn new((engine, dialect): (Engine, &'static Dialect)) -> Self {
         const FINE: Option<MetricsProblem> = None;
         Self {
+            engine,
             dialect,
-            is_there: false,
+            has_lines: false,
             model: None,
             ranks: Vec::new(),
-            spoiled: [FINE; MetricQuantity::COUNT],
+            spoiled: [FINE; QUANTITIES],
         }
     }
 
-    fn take(&mut self, sample: &Sample<'p, Metric>) {
-        let metric = sample.is;
-        self.is_there = true;
+    /// Whether the page is in this dialect.
+    fn is_there(&self) -> bool {
+        let is_said = |quantity: &MetricQuantity| {
+            let place = *quantity as usize;
+            self.spoiled[place].is_some() || self.ranks.iter().any(|rank| rank.values[place].is_some())
+        };
+        self.has_lines && self.dialect.needs.iter().all(is_said)
+    }
+
+    fn take(&mut self, metric: &'static Metric, sample: &Sample<'p, Wanted>) {
+        self.has_lines = true;
         if self.model.is_none() {
-            self.model = self.dialect.model_label.and_then(|name| sample.labels.get(name));
+            let mut names = self.dialect.model_labels.iter();
+            self.model = names.find_map(|name| sample.labels.get(name));
         }
         match metric.reading {
-            MetricReading::Value(quantity) => self.note(sample, quantity, sample.value),
+            MetricReading::Value(quantity) => self.note(metric, sample, quantity, sample.value),
             MetricReading::ByLabel(label, quantities) => {
                 let Some(label) = sample.labels.get(label) else { return };
                 let quantity = quantities.iter().find(|(text, _)| label.raw == text.as_bytes());
-                quantity.into_iter().for_each(|&(_, quantity)| self.note(sample, quantity, sample.value));
+                quantity
+                    .into_iter()
+                    .for_each(|&(_, quantity)| self.note(metric, sample, quantity, sample.value));
             }
             MetricReading::Labels(quantities) => {
                 for (name, quantity) in quantities {
                     let Some(label) = sample.labels.get(name).filter(|label| is_set(label)) else { continue };
                     match label.value().parse() {
-                        Ok(value) => self.note(sample, *quantity, value),
-                        Err(_) => self.impossible(metric.name, *quantity, label.value()),
+                        Ok(value) => self.note(metric, sample, *quantity, value),
+                        Err(_) => self.impossible(&metric.name, *quantity, label.value()),
                     }
                 }
             }
         }
     }
 
-    fn note(&mut self, sample: &Sample<'p, Metric>, quantity: MetricQuantity, value: f64) {
-        let Some(value) = accept(quantity.kind(), value) else {
-            return self.impossible(sample.is.name, quantity, value.to_string().into());
+    fn note(
+        &mut self,
+        metric: &'static Metric,
+        sample: &Sample<'p, Wanted>,
+        quantity: MetricQuantity,
+        value: f64,
+    ) {
+        let Some(value) = accept(range(quantity), value) else {
+            return self.impossible(&metric.name, quantity, value.to_string().into());
         };
         let key = RANK_LABELS.map(|name| sample.labels.get(name).map_or(&b""[..], |label| label.raw));
         let place = match self.ranks.iter().position(|rank| rank.key == key) {
             Some(place) => place,
             None if self.ranks.len() < MAX_RANKS => {
-                self.ranks.push(Rank { key, values: [None; MetricQuantity::COUNT] });
+                self.ranks.push(Rank { key, values: [None; QUANTITIES] });
                 self.ranks.len() - 1
             }
-            None => return self.spoil(quantity, MetricsProblem::TooManyRanks { metric: sample.is.name }),
+            None => return self.spoil(quantity, MetricsProblem::TooManyRanks { metric: &metric.name }),
         };
         let known = &mut self.ranks[place].values[quantity as usize];
         *known = Some(known.map_or(value, |known| known.max(value)));
     }
 
-    fn garbled(&mut self, metric: &Metric) {
-        self.is_there = true;
-        let mut spoil = |quantity| self.spoil(quantity, MetricsProblem::Garbled { metric: metric.name });
+    fn garbled(&mut self, metric: &'static Metric) {
+        self.has_lines = true;
+        let mut spoil = |quantity| self.spoil(quantity, MetricsProblem::Garbled { metric: &metric.name });
         match metric.reading {
             MetricReading::Value(quantity) => spoil(quantity),
             MetricReading::ByLabel(_, quantities) | MetricReading::Labels(quantities) => {
@@ -194,8 +274,14 @@ impl<'p> Collected<'p> {
             self.fill(place, MetricQuantity::KvUsage, usage);
             // What waits for anything else would wait beside an empty cache, too.
             let for_capacity = self.value(&self.ranks[place], MetricQuantity::WaitingForCapacity);
-            let waiting = &mut self.ranks[place].values[MetricQuantity::Waiting as usize];
-            *waiting = for_capacity.or(*waiting);
+            let waiting = &mut self.ranks[place].values;
+            let before = [MetricQuantity::WaitingToDecode, MetricQuantity::WaitingToPrefill]
+                .iter()
+                .filter_map(|&queue| waiting[queue as usize])
+                .reduce(|a, b| a + b);
+            let queue = &mut waiting[MetricQuantity::Waiting as usize];
+            *queue = for_capacity.or(*queue);
+            *queue = (*queue).into_iter().chain(before).reduce(|a, b| a + b);
             let tokens = self.tokens_of_blocks(&self.ranks[place]);
             self.fill(place, MetricQuantity::KvTokens, tokens);
         }
@@ -204,9 +290,9 @@ impl<'p> Collected<'p> {
     fn fill(&mut self, place: usize, quantity: MetricQuantity, value: Option<f64>) {
         let known = &mut self.ranks[place].values[quantity as usize];
         let (None, Some(value)) = (*known, value) else { return };
-        match accept(quantity.kind(), value) {
+        match accept(range(quantity), value) {
             Some(value) => *known = Some(value),
-            None => self.impossible(quantity.derived_name(), quantity, value.to_string().into()),
+            None => self.impossible(derived_name(quantity), quantity, value.to_string().into()),
         }
     }
 
@@ -220,6 +306,11 @@ impl<'p> Collected<'p> {
     }
 
     fn figures(mut self) -> Figures {
+        // A part of the queue that is not known makes the queue unknown.
+        let parts = [MetricQuantity::WaitingToDecode, MetricQuantity::WaitingToPrefill];
+        if let Some(problem) = parts.iter().find_map(|&part| self.spoiled[part as usize].clone()) {
+            self.spoil(MetricQuantity::Waiting, problem);
+        }
         self.derive();
         let mut problems: Vec<MetricsProblem> = Vec::new();
         for problem in self.spoiled.iter().flatten() {
@@ -228,7 +319,7 @@ impl<'p> Collected<'p> {
             }
         }
         Figures {
-            engine: self.dialect.engine,
+            engine: self.engine,
             model: self.model.and_then(|label| ModelId::parse(&label.value()).ok()),
             kv_cache_usage: self.values(MetricQuantity::KvUsage).reduce(f64::max),
             // A capacity of 0 means that the engine has not measured it yet.
@@ -324,8 +415,8 @@ impl Figures {
 fn engine_by_prefix(page: &[u8]) -> Option<Engine> {
     let mut lines = page.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_start);
     lines.find_map(|line| {
-        let row = DIALECTS.iter().find(|row| line.starts_with(row.prefix.as_bytes()))?;
-        Some(row.engine)
+        let is_of = |row: &Dialect| !row.prefix.is_empty() && line.starts_with(row.prefix.as_bytes());
+        dialects().find(|(_, row)| is_of(row)).map(|(engine, _)| engine)
     })
 }
 

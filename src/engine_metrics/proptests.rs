@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_reader_panic(page in prop::collection::vec(any::<u8>(), 0..400), hint in 0usize..9) {
+    fn no_bytes_make_the_reader_panic(page in prop::collection::vec(any::<u8>(), 0..400), hint in 0..=Engine::ALL.len()) {
         let _ = read(&page, Engine::ALL.get(hint).copied());
         let mut behind_a_name = b"vllm:cache_config_info".to_vec();
         behind_a_name.extend(page);

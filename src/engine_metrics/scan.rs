@@ -1,7 +1,7 @@
 //! A scanner of Prometheus' text format, and of OpenMetrics' additions: one pass, and no allocation.
 //!
 //! An engine's page is thousands of histogram buckets around a handful of gauges. The caller names the gauges; every other line
-//! is skipped to its end. It only knows the format: [`super::dialect`] has the meaning of metrics.
+//! is skipped to its end. It only knows the format: [`crate::engines`] has the meaning of metrics.
 
 use memchr::{memchr, memchr2};
 use std::borrow::Cow;

@@ -214,6 +214,7 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
         in_flight: Vec::new(),
         sleep: Vec::new(),
         over_grant: Vec::new(),
+        unread: Vec::new(),
     };
     ledger.apply(ReadingReported { node: name.clone(), reading: reading.into() });
     Ok(())

@@ -103,7 +103,8 @@ pub fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
             (&one.pod, &one.model, &one.gpus) == (&other.pod, &other.model, &other.gpus)
                 && (one.state, &one.reusable_in) == (other.state, &other.reusable_in)
         })
-        && (&one.holdings, &one.sleep, &one.over_grant) == (&other.holdings, &other.sleep, &other.over_grant)
+        && (&one.holdings, &one.sleep, &one.over_grant, &one.unread)
+            == (&other.holdings, &other.sleep, &other.over_grant, &other.unread)
 }
 
 /// A number for what is unknown, and one for each that is not.

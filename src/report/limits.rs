@@ -36,6 +36,7 @@ impl NodeReport {
         let mut cut = Vec::new();
         shorten(&mut self.models, MAX_MODELS, ReportPart::Models, &mut cut);
         shorten(&mut self.engines, MAX_ENGINES, ReportPart::Engines, &mut cut);
+        shorten(&mut self.unread, MAX_ENGINES, ReportPart::Engines, &mut cut);
         shorten(&mut self.findings, MAX_FINDINGS, ReportPart::Other, &mut cut);
         let mut left = MAX_PROCESSES;
         for gpu in self.gpus.iter_mut().flatten() {
@@ -46,6 +47,7 @@ impl NodeReport {
             gpu.health_reason.iter_mut().for_each(tidy);
         }
         self.engines.iter_mut().filter_map(|engine| engine.problem.as_mut()).for_each(tidy);
+        self.unread.iter_mut().for_each(|unread| tidy(&mut unread.reason));
         self.missing.extend(cut);
         self.missing.truncate(MAX_MISSING);
         self.missing.iter_mut().for_each(|missing| tidy(&mut missing.reason));
@@ -68,6 +70,7 @@ impl NodeReport {
                 (size(&self.findings), ReportPart::Other),
                 (processes(self), ReportPart::Processes),
                 (size(&self.engines), ReportPart::Engines),
+                (size(&self.unread), ReportPart::Engines),
                 (size(&self.missing), ReportPart::Other),
             ];
             let longest = (0..sizes.len()).max_by_key(|place| sizes[*place].0).unwrap_or(0);
@@ -80,6 +83,7 @@ impl NodeReport {
                     })
                 }
                 3 => self.engines.truncate(self.engines.len() / 2),
+                4 => self.unread.truncate(self.unread.len() / 2),
                 _ => self.missing.truncate(self.missing.len() / 2),
             }
             cut.insert(sizes[longest].1);

@@ -37,6 +37,9 @@ pub struct NodeReport {
     pub gpus: Option<Vec<GpuReport>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engines: Vec<EngineReport>,
+    /// Pods with a GPU of which no engine can be read: the load of their GPUs is unknown. Pods that are not ready are not listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<UnreadPod>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ModelReport>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -142,8 +145,11 @@ pub struct ProcessReport {
 #[serde(rename_all = "camelCase")]
 pub struct EngineReport {
     pub pod: PodUid,
-    /// Such as `vllm`, `sglang`, `trtllm-serve`, `triton`, `dynamo`, `lmdeploy`, `tgi`, `llama.cpp`.
+    /// Such as `vllm` or `sglang`; the pod contract lists all. `unknown` if its page could not be read.
     pub engine: String,
+    /// The port of its metrics page: a pod may have several engines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
     /// The GPUs it runs on.
     pub gpus: Vec<GpuUuid>,
     pub state: EngineState,
@@ -181,6 +187,19 @@ pub struct EngineReport {
     /// Why figures are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+/// A pod that has a GPU, and of which no engine can be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreadPod {
+    pub pod: PodUid,
+    /// The GPUs it runs on.
+    pub gpus: Vec<GpuUuid>,
+    /// A container declares a port: it serves something.
+    #[serde(default)]
+    pub declares_port: bool,
+    pub reason: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -5,7 +5,7 @@ use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
 use crate::scheduling::vocabulary::node_reading::{
-    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState,
+    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod,
 };
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,7 @@ impl NodeReport {
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
             sleep: self.sleep(fresh),
+            unread: self.unread(),
             over_grant: self.over_grant(),
         })
     }
@@ -45,10 +46,19 @@ impl NodeReport {
                 Some(engine_load) => *engine_load,
                 // The agent did not look for engines, or does not know where one runs: the load of a GPU with any process is
                 // unknown.
-                None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::default(),
+                None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::UNKNOWN,
                 None => EngineLoad::NONE,
             },
         }
+    }
+
+    fn unread(&self) -> Vec<UnreadPod> {
+        let unread = self.unread.iter().map(|one| UnreadPod {
+            pod: one.pod.clone(),
+            gpus: one.gpus.as_slice().into(),
+            declares_port: one.declares_port,
+        });
+        unread.collect()
     }
 
     /// An engine on several GPUs counts on each.
@@ -158,15 +168,14 @@ impl NodeReport {
     }
 }
 
-/// For an engine that does not report it.
-const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true, preempting: false };
-
 /// The load of an engine; `None` if it serves no requests.
 fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
     match engine.state {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
-        EngineState::Unreachable | EngineState::Other => Some(UNKNOWN),
-        EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => Some(UNKNOWN),
+        EngineState::Unreachable | EngineState::Other => Some(EngineLoad::UNKNOWN),
+        EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => {
+            Some(EngineLoad::UNKNOWN)
+        }
         EngineState::Serving | EngineState::Draining => {
             let queue = engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX));
             let load = EngineLoad::of(engine.kv_cache_usage.and_then(Percent::from_share), queue);
@@ -293,7 +302,10 @@ mod tests {
         let both = load(json!([engine(json!({})), preempting]));
         assert_eq!((both.occupancy(), both.kv_cache), (Some(Percent::FULL), Percent::new(51)));
         assert_eq!(load(json!([engine(json!({}))])).occupancy(), Percent::new(51), "of an older agent");
-        assert_eq!(load(json!([engine(json!({ "preempting": true, "ageMillis": 5000 }))])), UNKNOWN);
+        assert_eq!(
+            load(json!([engine(json!({ "preempting": true, "ageMillis": 5000 }))])),
+            EngineLoad::UNKNOWN
+        );
     }
 
     #[test]
@@ -315,7 +327,7 @@ mod tests {
         let mut report = report(json!([]));
         report.missing = serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
-        assert_eq!(reading.gpus[0].engine_load, EngineLoad::default());
+        assert_eq!(reading.gpus[0].engine_load, EngineLoad::UNKNOWN);
         assert_eq!(reading.gpus[1].engine_load, EngineLoad::NONE);
     }
 

@@ -28,6 +28,7 @@ pub struct DeviceMetrics {
     unaccounted: Sampled,
     healthy: Sampled,
     pods: Sampled,
+    unknown_load: Sampled,
 }
 
 /// Whether each GPU has series of its own.
@@ -57,7 +58,7 @@ impl DeviceMetrics {
             warnings: families.sampled(
                 "stowage_node_warnings",
                 "1 for what is remarkable about a node's GPUs by its Node object; stowage explain says what it is.",
-                [node(), known("code", NodeWarning::CODES)],
+                [node(), known("code", NodeWarning::CODES.iter().copied())],
             ),
             report_age: families.sampled(
                 "stowage_node_report_age_seconds",
@@ -94,6 +95,11 @@ impl DeviceMetrics {
                 [node(), gpu()],
             ),
             pods: of_gpu(families, "stowage_gpu_pods", "Pods and reservations on a GPU.", [node(), gpu()]),
+            unknown_load: families.sampled(
+                "stowage_gpus_unknown_engine_load",
+                "GPUs with an engine, or a pod that may be one, that does not say how busy it is.",
+                [],
+            ),
         }
     }
 
@@ -112,6 +118,8 @@ impl DeviceMetrics {
             nodes(ledger).flat_map(|(node, _)| node.warnings.iter().map(move |warning| (node, warning)));
         let warnings = warnings.map(|(node, warning)| ([node.name.as_str(), warning.code()], 1.0));
         page.sampled(&self.warnings, warnings)?;
+        let gpus = nodes(ledger).flat_map(|(node, _)| devices(node));
+        page.one(&self.unknown_load, gpus.filter(|one| one.gpu.engine_load.partial).count() as f64)?;
         page.sampled(&self.report_age, ages.iter().map(|(node, age)| ([node.as_str()], seconds(*age))))?;
         match series {
             GpuSeries::Exported => self.write_gpus(page, ledger),

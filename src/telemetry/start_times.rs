@@ -2,8 +2,8 @@
 
 use super::family::{Families, Sampled, known};
 use super::scrape::Scrape;
+use crate::engines::Engine;
 use crate::scheduling::ledger::{StartErrors, TimedStart};
-use crate::scheduling::vocabulary::start_time::EngineKind;
 use prometheus::HistogramVec;
 use std::io;
 
@@ -20,7 +20,7 @@ const SECONDS: [f64; 12] = [1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0,
 
 impl StartMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
-        let engine = || known("engine", EngineKind::ALL.map(EngineKind::name));
+        let engine = || known("engine", Engine::ALL.map(Engine::name));
         let basis = || known("basis", ["calibrated", "policy"]);
         Self {
             observed: families.histograms(
@@ -83,7 +83,7 @@ mod tests {
     fn expected_and_observed_starts_are_shown_with_their_error() {
         let metrics = Metrics::new();
         let seconds = Millis::seconds;
-        let (engine, prior) = (EngineKind::Vllm, seconds(30));
+        let (engine, prior) = (Engine::Vllm, seconds(30));
         metrics.starts.note(&TimedStart { engine, expected: seconds(80), prior, observed: seconds(100) });
         let errors = StartErrors {
             starts: 1,

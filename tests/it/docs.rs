@@ -2,6 +2,7 @@
 //! runs.
 
 mod commands;
+mod engines;
 mod excerpts;
 mod links;
 mod markdown;

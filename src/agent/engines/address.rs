@@ -1,25 +1,33 @@
-//! Candidate addresses of an engine's pages on a pod: from the pod's annotations and labels, then from engines' defaults.
+//! Candidate addresses of a pod's engines: from the pod's annotations and labels, then from engines' defaults.
 //!
 //! A pure function of the pod. `probe` finds out whether a server answers there.
 
 use crate::agent::pods::PodOnNode;
-use crate::engine_metrics::Engine;
+use crate::engines::{DECLARATIONS, Engine};
 use http::uri::PathAndQuery;
 
 /// Stowage's own, which take precedence over everything else on the pod.
 pub const METRICS_PORT: &str = "stowage.dev/metrics-port";
 pub const METRICS_PATH: &str = "stowage.dev/metrics-path";
-/// The annotations that many monitoring systems use.
-const PROMETHEUS_PORT: &str = "prometheus.io/port";
-const PROMETHEUS_PATH: &str = "prometheus.io/path";
+/// The annotations that many monitoring systems use, and those that KServe writes on the pods of its runtimes.
+const PROMETHEUS: [&str; 2] = ["prometheus.io/", "prometheus.kserve.io/"];
 const ENGINE_TYPE: &str = "llm-d.ai/engine-type";
 
-const METRICS: PathAndQuery = PathAndQuery::from_static("/metrics");
-const HEALTH: PathAndQuery = PathAndQuery::from_static("/health");
+/// Ports of one pod at which an engine may be, at most: the eight of a node's GPUs and some more. Others are not probed, and the
+/// pod contract says so.
+pub const MAX_ENGINE_PORTS: usize = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Http,
+    Https,
+}
 
 /// A page of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsAddress {
+    /// The scheme to try first.
+    pub scheme: Scheme,
     pub port: u16,
     pub path: PathAndQuery,
 }
@@ -32,6 +40,8 @@ pub struct EngineQuery {
     pub claim: EngineEvidence,
     /// In the order of the attempts; no address twice.
     pub addresses: Vec<MetricsAddress>,
+    /// The ports that the pod declares. Each may be that of an engine of its own.
+    pub ports: Vec<u16>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,94 +61,127 @@ pub enum AddressOwner {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadAnnotation {
-    #[error("its annotation {METRICS_PORT} is {0:?}; write a port from 1 to 65535")]
+    #[error(
+        "its annotation {METRICS_PORT} is {0:?}; write a port from 1 to 65535, or up to {MAX_ENGINE_PORTS} of them with commas"
+    )]
     Port(String),
     #[error("its annotation {METRICS_PATH} is {0:?}; write a path such as /metrics")]
     Path(String),
 }
 
 pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAnnotation> {
-    let annotation = |key| pod.annotations.get(key).map(|text| text.trim());
-    let engine = pod.labels.get(ENGINE_TYPE).and_then(|text| Engine::from_label(text));
-    let own_port = annotation(METRICS_PORT)
-        .map(|text| port(text).ok_or_else(|| BadAnnotation::Port(text.into())))
+    let annotation = |key: &str| pod.annotations.get(key).map(|text| text.trim());
+    let label = pod.labels.get(ENGINE_TYPE);
+    let engine = label.map(|text| Engine::named_in(text)).filter(|engine| *engine != Engine::Other);
+    let own_ports = annotation(METRICS_PORT)
+        .map(|text| own_ports(text).ok_or_else(|| BadAnnotation::Port(text.into())))
         .transpose()?;
     let own_path = annotation(METRICS_PATH)
         .map(|text| path(text).ok_or_else(|| BadAnnotation::Path(text.into())))
         .transpose()?;
-    let is_declared = own_port.is_some() || own_path.is_some() || pod.labels.contains_key(ENGINE_TYPE);
+    let is_declared = own_ports.is_some() || own_path.is_some() || label.is_some();
     let claim = if is_declared { EngineEvidence::Declared } else { EngineEvidence::Guessed };
-    // The path for a port of which only the number is known.
-    let usual_path = match (&own_path, engine) {
-        (Some(path), _) => path.clone(),
-        (None, Some(engine)) => well_known(engine)[0].path.clone(),
-        (None, None) => METRICS,
-    };
-    let mut addresses = Vec::new();
-    let mut add = |port, path: &PathAndQuery| {
-        let address = MetricsAddress { port, path: own_path.as_ref().unwrap_or(path).clone() };
-        if !addresses.contains(&address) {
-            addresses.push(address);
-        }
-    };
-    if let Some(port) = own_port {
-        add(port, &usual_path);
-        return Ok(EngineQuery { engine, claim, addresses });
+    let monitored = PROMETHEUS.iter().find_map(|prefix| {
+        let said = |name: &str| annotation(&format!("{prefix}{name}"));
+        let scheme = if said("scheme") == Some("https") { Scheme::Https } else { Scheme::Http };
+        Some((port(said("port")?)?, said("path").and_then(path), scheme))
+    });
+    let mut ports = own_ports.clone().unwrap_or_else(|| {
+        monitored.iter().map(|(port, ..)| *port).chain(pod.ports.iter().copied()).collect()
+    });
+    dedup(&mut ports);
+    let mut addresses = Addresses { own_path, list: Vec::new() };
+    // The path for a port of which only the number is known, and those at which other engines have theirs.
+    let usual = PathAndQuery::from_static(engine.unwrap_or_default().declaration().path);
+    let elsewhere = DECLARATIONS.iter().map(|one| PathAndQuery::from_static(one.path));
+    if let (Some((port, path, scheme)), None) = (monitored, &own_ports) {
+        addresses.add(scheme, port, path.as_ref().unwrap_or(&usual));
     }
-    if let Some(port) = annotation(PROMETHEUS_PORT).and_then(port) {
-        add(port, &annotation(PROMETHEUS_PATH).and_then(path).unwrap_or_else(|| usual_path.clone()));
-    }
-    let guesses: Vec<MetricsAddress> = match (owner, engine) {
+    let guesses = match (owner, engine) {
+        _ if own_ports.is_some() => Vec::new(),
         (AddressOwner::Shared, _) => Vec::new(),
         (AddressOwner::Pod, Some(engine)) => well_known(engine),
         (AddressOwner::Pod, None) => Engine::ALL.into_iter().flat_map(well_known).collect(),
     };
     // A named engine's default port is a better guess than one of several that the pod declares.
     let (before, after) = if engine.is_some() { (&guesses[..], &[][..]) } else { (&[][..], &guesses[..]) };
-    before.iter().for_each(|guess| add(guess.port, &guess.path));
-    pod.ports.iter().for_each(|&port| add(port, &usual_path));
-    after.iter().for_each(|guess| add(guess.port, &guess.path));
-    Ok(EngineQuery { engine, claim, addresses })
+    before.iter().for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
+    ports.iter().for_each(|&port| addresses.add(Scheme::Http, port, &usual));
+    for path in elsewhere {
+        ports.iter().for_each(|&port| addresses.add(Scheme::Http, port, &path));
+    }
+    after.iter().for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
+    Ok(EngineQuery { engine, claim, addresses: addresses.list, ports })
+}
+
+impl EngineQuery {
+    /// The same question for one of the pod's ports. A port beside that of a known engine may be anything, unless the pod's own
+    /// annotation names it.
+    pub fn at(&self, port: u16, claim: EngineEvidence) -> Self {
+        let addresses = self.addresses.iter().filter(|address| address.port == port).cloned().collect();
+        Self { engine: self.engine, claim, addresses, ports: vec![port] }
+    }
+}
+
+struct Addresses {
+    /// It replaces every other path.
+    own_path: Option<PathAndQuery>,
+    list: Vec<MetricsAddress>,
+}
+
+impl Addresses {
+    fn add(&mut self, scheme: Scheme, port: u16, path: &PathAndQuery) {
+        let path = self.own_path.as_ref().unwrap_or(path);
+        if !self.list.iter().any(|known| known.port == port && known.path == *path) {
+            self.list.push(MetricsAddress { scheme, port, path: path.clone() });
+        }
+    }
 }
 
 fn port(text: &str) -> Option<u16> {
     text.parse().ok().filter(|&port| port != 0)
 }
 
+fn own_ports(text: &str) -> Option<Vec<u16>> {
+    let mut ports: Vec<u16> = text.split(',').map(|text| port(text.trim())).collect::<Option<_>>()?;
+    let is_within = ports.len() <= MAX_ENGINE_PORTS;
+    dedup(&mut ports);
+    is_within.then_some(ports)
+}
+
+/// Each once, in order, and no more than are probed.
+fn dedup(ports: &mut Vec<u16>) {
+    let mut known = Vec::new();
+    ports.retain(|port| {
+        !known.contains(port) && known.len() < MAX_ENGINE_PORTS && {
+            known.push(*port);
+            true
+        }
+    });
+}
+
 fn path(text: &str) -> Option<PathAndQuery> {
     text.starts_with('/').then(|| text.parse().ok()).flatten()
 }
 
-/// An engine's default metrics addresses; at least one.
-fn well_known(engine: Engine) -> Vec<MetricsAddress> {
-    let (ports, path): (&[u16], &'static str) = match engine {
-        Engine::Vllm => (&[8000], "/metrics"),
-        Engine::Sglang => (&[30000], "/metrics"),
-        Engine::TrtllmServe => (&[8000], "/prometheus/metrics"),
-        // Its metrics have a port of their own.
-        Engine::Triton => (&[8002], "/metrics"),
-        Engine::Lmdeploy => (&[23333], "/metrics"),
-        // As its image starts it, and as many charts do, because port 80 needs a privilege.
-        Engine::Tgi => (&[80, 8080], "/metrics"),
-        Engine::LlamaCpp => (&[8080], "/metrics"),
-        // A worker has none unless DYN_SYSTEM_PORT sets one: 9090 is what its operator sets, 8081 what its guides use.
-        Engine::Dynamo => (&[9090, 8081], "/metrics"),
-    };
-    ports.iter().map(|&port| MetricsAddress { port, path: PathAndQuery::from_static(path) }).collect()
+/// An engine's default metrics addresses.
+fn well_known(engine: Engine) -> Vec<(u16, PathAndQuery)> {
+    let one = engine.declaration();
+    one.ports.iter().map(|&port| (port, PathAndQuery::from_static(one.path))).collect()
 }
 
-/// The health endpoint of an engine whose metrics are at `metrics`, if it has one.
+/// The health endpoint of an engine whose metrics are at `metrics`, if it has one. A server of which no engine is known is asked
+/// where most engines have theirs.
 pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<MetricsAddress> {
-    match engine {
-        Some(Engine::Dynamo | Engine::Lmdeploy) => None,
-        Some(Engine::Triton) => {
-            Some(MetricsAddress { port: 8000, path: PathAndQuery::from_static("/v2/health/ready") })
-        }
-        _ => Some(MetricsAddress { port: metrics.port, path: HEALTH }),
-    }
+    let endpoint = engine.unwrap_or(Engine::Vllm).declaration().health?;
+    Some(MetricsAddress {
+        scheme: metrics.scheme,
+        port: endpoint.port.unwrap_or(metrics.port),
+        path: PathAndQuery::from_static(endpoint.path),
+    })
 }
 
 /// The endpoint where llama.cpp reports the size of its KV cache.
 pub fn properties(metrics: &MetricsAddress) -> MetricsAddress {
-    MetricsAddress { port: metrics.port, path: PathAndQuery::from_static("/props") }
+    MetricsAddress { path: PathAndQuery::from_static("/props"), ..metrics.clone() }
 }

@@ -1,24 +1,33 @@
-//! One GET of one page of a pod, over plain HTTP/1.1, within limits of time and size.
+//! One GET of one page of a pod, over HTTP/1.1 with or without TLS, within limits of time and size.
 //!
 //! A pod may answer anything. No redirect is followed, no compressed body is unpacked, and no slow answer is waited for;
 //! connections are kept for the next round.
 
-use super::address::MetricsAddress;
+use super::address::{MetricsAddress, Scheme};
 use super::limits::EngineLimits;
 use crate::engine_metrics::scan::whole_lines;
 use crate::units::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::ClientConfig;
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -36,6 +45,8 @@ pub enum FetchError {
     Encoded(Uri),
     #[error("{0} broke off: {1}")]
     Broken(Uri, String),
+    #[error("{0} speaks TLS, and refuses the connection: {1}")]
+    Tls(Uri, rustls::Error),
 }
 
 /// How to treat an answer that is not a page.
@@ -54,6 +65,18 @@ impl FetchError {
         matches!(self, Self::Refused(_))
     }
 
+    /// The server may speak the other scheme: a plain request to a TLS port is broken off, answered with an alert or with 400,
+    /// and a handshake on a plain port with something else.
+    fn is_of_scheme(&self) -> bool {
+        match self {
+            Self::Broken(..) | Self::Tls(_, rustls::Error::InvalidMessage(_)) => true,
+            Self::Status(uri, status) => {
+                *status == StatusCode::BAD_REQUEST && uri.scheme_str() == Some("http")
+            }
+            _ => false,
+        }
+    }
+
     /// A server answers that it is not ready.
     pub fn is_not_ready(&self) -> bool {
         matches!(self, Self::Status(_, StatusCode::SERVICE_UNAVAILABLE))
@@ -69,7 +92,7 @@ const HEAD: usize = 16 << 10;
 
 #[derive(Debug)]
 pub struct Fetcher {
-    client: Client<HttpConnector, Empty<bytes::Bytes>>,
+    client: Client<HttpsConnector<HttpConnector>, Empty<bytes::Bytes>>,
     /// Held while a page is read on beyond [`EngineLimits::medium_page`].
     medium: Semaphore,
     /// Held while a page is read on beyond [`EngineLimits::large_page`].
@@ -82,6 +105,12 @@ impl Fetcher {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(limits.connect));
         connector.set_nodelay(true);
+        connector.enforce_http(false);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls())
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new())
             // Metrics and health at once.
             .pool_max_idle_per_host(2)
@@ -93,12 +122,26 @@ impl Fetcher {
         Self { client, medium, large: Semaphore::new(1), limits }
     }
 
-    /// The body of a page with status 200.
-    pub async fn get(&self, ip: IpAddr, address: &MetricsAddress) -> Result<Vec<u8>, FetchError> {
-        let uri = uri(ip, address);
-        match timeout(self.limits.answer, self.ask(&uri)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(FetchError::TimedOut(uri, self.limits.answer)),
+    /// The body of a page with status 200, and the scheme by which it came: that of the address, or, if the server does not
+    /// speak that, the other one.
+    pub async fn get(&self, ip: IpAddr, address: &MetricsAddress) -> Result<(Vec<u8>, Scheme), FetchError> {
+        let deadline = Instant::now() + self.limits.answer;
+        let first = uri(ip, address, address.scheme);
+        let error = match timeout_at(deadline, self.ask(&first)).await {
+            Ok(Ok(page)) => return Ok((page, address.scheme)),
+            Ok(Err(error)) if error.is_of_scheme() => error,
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(FetchError::TimedOut(first, self.limits.answer)),
+        };
+        let other = if address.scheme == Scheme::Http { Scheme::Https } else { Scheme::Http };
+        match timeout_at(deadline, self.ask(&uri(ip, address, other))).await {
+            Ok(Ok(page)) => Ok((page, other)),
+            Ok(Err(said @ (FetchError::Tls(..) | FetchError::Status(..)))) if !said.is_of_scheme() => {
+                Err(said)
+            }
+            Ok(Err(said @ (FetchError::TooLong(..) | FetchError::Encoded(_)))) => Err(said),
+            // It speaks neither: what it said to the first is the reason.
+            _ => Err(error),
         }
     }
 
@@ -153,9 +196,9 @@ impl Fetcher {
     }
 }
 
-fn uri(ip: IpAddr, address: &MetricsAddress) -> Uri {
+fn uri(ip: IpAddr, address: &MetricsAddress, scheme: Scheme) -> Uri {
     Uri::builder()
-        .scheme("http")
+        .scheme(if scheme == Scheme::Http { "http" } else { "https" })
         .authority(SocketAddr::new(ip, address.port).to_string())
         .path_and_query(address.path.clone())
         .build()
@@ -163,17 +206,83 @@ fn uri(ip: IpAddr, address: &MetricsAddress) -> Uri {
 }
 
 fn failure(uri: &Uri, error: &Error) -> FetchError {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
+    let mut cause: &(dyn std::error::Error + 'static) = error;
+    let mut tls = None;
+    let mut is_too_long = false;
+    loop {
+        // An I/O error's source is that of the error which it carries.
+        let carried = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        tls = tls.or_else(|| cause.downcast_ref::<rustls::Error>());
+        is_too_long |= cause.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse_too_large);
+        match carried.map(|carried| carried as &(dyn std::error::Error + 'static)).or_else(|| cause.source())
+        {
+            Some(source) => cause = source,
+            None => break,
+        }
     }
     let is_refused = cause
         .downcast_ref::<io::Error>()
         .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    match (is_refused, error.is_connect()) {
-        (true, _) => FetchError::Refused(uri.clone()),
-        (false, true) => FetchError::Unreachable(uri.clone(), cause.to_string()),
-        (false, false) => FetchError::Broken(uri.clone(), cause.to_string()),
+    match (is_refused, tls, error.is_connect()) {
+        _ if is_too_long => FetchError::TooLong(uri.clone(), Bytes(HEAD as u64)),
+        (true, ..) => FetchError::Refused(uri.clone()),
+        (false, Some(tls), _) => FetchError::Tls(uri.clone(), tls.clone()),
+        (false, None, true) => FetchError::Unreachable(uri.clone(), cause.to_string()),
+        (false, None, false) => FetchError::Broken(uri.clone(), cause.to_string()),
+    }
+}
+
+/// No connection is resumed: what that would keep of each pod is more than a handshake costs.
+fn tls() -> ClientConfig {
+    let provider = Arc::new(default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_safe_default_protocol_versions().expect("ring has the usual versions");
+    let mut config = builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    config
+}
+
+/// Takes every certificate. An engine has one that names a Service, signed by whoever the cluster's operators chose, and is read at
+/// its pod's IP on this very node: who could answer there in its place has the pod or the node. Nothing secret is sent, and what is
+/// read are figures that the pod's own process may print as it likes.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -225,11 +334,12 @@ mod tests {
             client.write_all(&[b'a'; 64 << 10]).await.unwrap();
             future::pending::<()>().await;
         });
-        let address = MetricsAddress { port, path: PathAndQuery::from_static("/metrics") };
+        let address =
+            MetricsAddress { scheme: Scheme::Http, port, path: PathAndQuery::from_static("/metrics") };
         let patient = EngineLimits { answer: Duration::from_secs(10), ..EngineLimits::default() };
         let answer = Fetcher::new(patient).get(IpAddr::from([127, 0, 0, 1]), &address).await;
         // A hundred pods of a node may do this at once.
-        assert!(matches!(answer, Err(FetchError::Broken(..))), "{answer:?}");
+        assert!(matches!(answer, Err(FetchError::TooLong(..))), "{answer:?}");
         endless.abort();
     }
 }

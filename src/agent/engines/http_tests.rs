@@ -1,7 +1,7 @@
 //! Rounds over real loopback HTTP, at engines that behave and at pods that do not.
 
 use super::EngineWatcher;
-use super::address::METRICS_PORT;
+use super::address::{METRICS_PATH, METRICS_PORT};
 use super::limits::EngineLimits;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodKey, PodUid};
@@ -108,7 +108,7 @@ impl StubPages {
 }
 
 async fn round(engines: &mut EngineWatcher, pods: &[PodOnNode]) -> Vec<EngineReport> {
-    engines.round(pods, &BTreeMap::new()).await
+    engines.round(pods, &BTreeMap::new()).await.engines
 }
 
 /// The report of the only pod.
@@ -170,7 +170,7 @@ async fn an_engine_is_found_on_a_port_its_pod_declares() {
     let report = only(&mut engines, &pod).await;
     assert_eq!((report.engine.as_str(), report.gpus), ("sglang", vec![recorded]));
     let report =
-        engines.round(&[pod.clone()], &BTreeMap::from([(pod.uid.clone(), vec![seen.clone()])])).await;
+        engines.round(&[pod.clone()], &BTreeMap::from([(pod.uid.clone(), vec![seen.clone()])])).await.engines;
     assert_eq!((report[0].state, &report[0].gpus), (EngineState::Serving, &vec![seen]));
 }
 
@@ -201,16 +201,26 @@ async fn llama_cpp_says_on_another_page_how_much_it_holds() {
     );
     assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, None);
     let report = only(&mut engines, &pod).await;
-    assert_eq!((report.state, report.kv_cache_tokens), (EngineState::Serving, Some(32_768)));
-    pages.set("/props", 200, r#"{"default_generation_settings":{"n_ctx":1},"total_slots":1}"#);
-    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, Some(32_768), "it is asked once");
+    assert_eq!(
+        (report.state, report.kv_cache_tokens),
+        (EngineState::Serving, None),
+        "its slots may share one"
+    );
+    pages.set("/props", 200, r#"{"default_generation_settings":{"n_ctx":8192},"total_slots":1}"#);
+    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, None, "it is asked once");
+    let mut engines = EngineWatcher::new(patient());
+    for _ in 0..2 {
+        only(&mut engines, &pod).await;
+    }
+    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, Some(8192));
 }
 
 #[tokio::test]
 async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
     let pages = StubPages::default();
     let server = pages.serve().await;
-    let (mut engines, pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, mut pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
+    pod.annotations.insert(METRICS_PATH.into(), "/metrics".into());
     for (status, body, shown) in [
         (
             200,
@@ -361,4 +371,240 @@ async fn an_unreadable_metrics_port_is_reported_with_the_remedy() {
     let report = only(&mut EngineWatcher::new(patient()), &pod).await;
     assert_eq!((report.state, report.engine.as_str()), (EngineState::Starting, "unknown"));
     assert!(report.problem.unwrap().contains("\"http\"; write a port from 1 to 65535"));
+}
+
+/// A pod of its own address, on which stub engines listen at the same ports as other pods'.
+async fn serve_pages(pages: &[(&'static str, u16, &str)]) -> StubServer {
+    let stub = StubPages::default();
+    for (path, status, body) in pages {
+        stub.set(path, *status, body);
+    }
+    stub.serve().await
+}
+
+fn reported(reports: &[EngineReport]) -> Vec<(&str, Option<f64>, Option<u64>)> {
+    reports.iter().map(|report| (report.engine.as_str(), report.kv_cache_usage, report.waiting)).collect()
+}
+
+#[tokio::test]
+async fn each_port_of_a_pod_that_answers_is_an_engine_of_its_own() {
+    let idle = serve_pages(&[("/metrics", 200, page!("vllm-dp-rank0")), ("/health", 200, "")]).await;
+    let full = serve_pages(&[("/metrics", 200, page!("vllm-dp-rank1")), ("/health", 200, "")]).await;
+    for labels in [BTreeMap::new(), BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())])] {
+        let pod = PodOnNode { ports: vec![idle.port, full.port], labels, ..pod("dp", None) };
+        let mut engines = EngineWatcher::new(patient());
+        let mut reports = Vec::new();
+        for _ in 0..10 {
+            reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        }
+        let mut said = reported(&reports);
+        said.sort_by_key(|(_, _, waiting)| *waiting);
+        assert_eq!(said, [("vllm", Some(0.0), Some(0)), ("vllm", Some(0.99), Some(40))]);
+    }
+}
+
+#[tokio::test]
+async fn a_sidecar_that_is_healthy_hides_no_engine() {
+    let sidecar = serve_pages(&[("/health", 200, "")]).await;
+    let envoy = serve_pages(&[("/health", 200, ""), ("/metrics", 200, "envoy_requests_total 5\n")]).await;
+    let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    for other in [sidecar.port, envoy.port] {
+        for labels in [BTreeMap::new(), BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())])] {
+            let pod = PodOnNode { ports: vec![other, engine.port], labels, ..pod("sidecar", None) };
+            let mut engines = EngineWatcher::new(patient());
+            let mut reports = Vec::new();
+            for _ in 0..10 {
+                reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+            }
+            assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_whose_page_is_at_another_path_is_found() {
+    for (path, health, page, engine) in [
+        ("/v1/metrics", "/v1/health/ready", page!("nim-1.x"), "nim"),
+        ("/v1/metrics", "/health", page!("vllm-loaded"), "vllm"),
+        ("/prometheus/metrics", "/health", page!("trtllm-serve"), "trtllm-serve"),
+    ] {
+        let server = serve_pages(&[(path, 200, page), (health, 200, "")]).await;
+        let pod = PodOnNode { ports: vec![server.port], ..pod("engine", None) };
+        let mut engines = EngineWatcher::new(patient());
+        let mut reports = Vec::new();
+        for _ in 0..10 {
+            reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        }
+        let said: Vec<_> = reports.iter().map(|report| (report.engine.as_str(), report.state)).collect();
+        assert_eq!(said, [(engine, EngineState::Serving)], "{path}");
+    }
+}
+
+/// A server with a certificate that nobody has signed; it asks for one of its client, if it is so told.
+async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
+    use rustls::crypto::ring::default_provider;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::server::WebPkiClientVerifier;
+    use rustls::{RootCertStore, ServerConfig};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let made = rcgen::generate_simple_self_signed(["engine".to_owned()]).unwrap();
+    let certificate = made.cert.der().clone();
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let provider = Arc::new(default_provider());
+    let builder =
+        ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+    let builder = if asks_for_certificate {
+        builder.with_client_cert_verifier(verifier)
+    } else {
+        builder.with_no_client_auth()
+    };
+    let config = builder.with_single_cert(vec![certificate], key).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (connection, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut connection) = acceptor.accept(connection).await else { return };
+                let mut request = [0; 1024];
+                let read = connection.read(&mut request).await.unwrap_or_default();
+                let is_page = request[..read].starts_with(b"GET /metrics ");
+                let body = if is_page { page } else { "" };
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                let _ = connection.write_all(head.as_bytes()).await;
+                let _ = connection.write_all(body.as_bytes()).await;
+                let _ = connection.shutdown().await;
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn an_engine_behind_tls_is_read_whoever_signed_its_certificate() {
+    let port = serve_tls(page!("vllm-loaded"), false).await;
+    let guessed = PodOnNode { ports: vec![port], ..pod("guessed", None) };
+    let mut annotated = pod("annotated", None);
+    annotated.annotations.insert("prometheus.io/port".into(), port.to_string());
+    annotated.annotations.insert("prometheus.io/scheme".into(), "https".into());
+    for pod in [pod("declared", Some(port)), guessed, annotated] {
+        let mut engines = EngineWatcher::new(patient());
+        let mut reports = Vec::new();
+        for _ in 0..5 {
+            reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        }
+        assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))], "{}", pod.key);
+        assert_eq!((reports[0].state, &reports[0].problem), (EngineState::Serving, &None));
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_wants_a_certificate_is_named_for_that() {
+    let port = serve_tls("", true).await;
+    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let problem = report.problem.unwrap();
+    assert!(problem.contains("TLS") && problem.contains("ertificate"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_port_that_breaks_off_is_not_taken_for_one_behind_tls() {
+    use tokio::io::AsyncReadExt;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let _ = connection.read(&mut [0; 1024]).await;
+        }
+    });
+    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let problem = report.problem.unwrap();
+    assert!(problem.contains("http://") && problem.contains("broke off"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_page_never_overrides_the_model_that_its_pod_names() {
+    let served = page!("vllm-loaded").replace("Qwen/Qwen3-32B", "/mnt/models");
+    let server = serve_pages(&[("/metrics", 200, &served), ("/health", 200, "")]).await;
+    let mut engine = pod("engine", Some(server.port));
+    assert_eq!(
+        only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(),
+        "/mnt/models"
+    );
+    engine.labels.insert("llm-d.ai/model".into(), "qwen3".into());
+    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "qwen3");
+    engine.annotations.insert("stowage.dev/model".into(), "Qwen/Qwen3-32B".into());
+    assert_eq!(
+        only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(),
+        "Qwen/Qwen3-32B"
+    );
+}
+
+#[tokio::test]
+async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
+    let unknown = serve_pages(&[("/", 200, "Ollama is running")]).await;
+    let router = serve_pages(&[("/metrics", 200, page!("prodstack-router"))]).await;
+    let gpu = GpuUuid::parse("GPU-a").unwrap();
+    let known = |name: &str, ports: Vec<u16>| PodOnNode {
+        ports,
+        devices: Some(vec![gpu.clone()]),
+        is_ready: true,
+        ..pod(name, None)
+    };
+    let silent =
+        PodOnNode { ip: Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7))), ..known("silent", Vec::new()) };
+    let starting = PodOnNode { is_ready: false, ..known("starting", Vec::new()) };
+    let elsewhere = PodOnNode { devices: None, ..known("elsewhere", Vec::new()) };
+    let pods = [
+        known("ollama", vec![unknown.port]),
+        known("router", vec![router.port]),
+        silent,
+        starting,
+        elsewhere,
+    ];
+    let mut engines = EngineWatcher::new(patient());
+    let mut found = engines.round(&pods, &BTreeMap::new()).await;
+    for _ in 0..20 {
+        found = engines.round(&pods, &BTreeMap::new()).await;
+    }
+    assert_eq!(found.engines, []);
+    let said: Vec<_> =
+        found.unread.iter().map(|one| (one.pod.as_str(), one.declares_port, &one.gpus)).collect();
+    let on = vec![gpu.clone()];
+    assert_eq!(said, [("ollama", true, &on), ("router", true, &on), ("silent", false, &on)]);
+    let reason = |place: usize| &*found.unread[place].reason;
+    assert!(reason(1).contains("vLLM's production stack, which is no engine"), "{}", reason(1));
+    assert!(reason(2).contains("nothing listens at"), "{}", reason(2));
+}
+
+#[tokio::test]
+async fn a_proxy_before_an_engine_does_not_double_its_queue() {
+    let one = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let proxy = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let pod = PodOnNode { ports: vec![proxy.port, one.port], ..pod("proxied", None) };
+    let mut engines = EngineWatcher::new(patient());
+    let mut reports = Vec::new();
+    for _ in 0..5 {
+        reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+    }
+    assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))]);
+}
+
+#[tokio::test]
+async fn the_ports_that_an_annotation_lists_are_engines_from_the_start() {
+    let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let mut pod = pod("listed", None);
+    // Nothing listens at the other one yet.
+    pod.annotations.insert(METRICS_PORT.into(), format!("{}, 1", engine.port));
+    let mut engines = EngineWatcher::new(patient());
+    round(&mut engines, std::slice::from_ref(&pod)).await;
+    let reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+    let said: Vec<_> = reports.iter().map(|report| (report.port, report.state)).collect();
+    assert_eq!(said, [(None, EngineState::Starting), (Some(engine.port), EngineState::Serving)]);
 }

@@ -1,4 +1,5 @@
-//! The inference engines on this node: finds them on their pods, probes them once a round, and reports them.
+//! The inference engines on this node: finds them on their pods, probes them once a round, and reports them, and the pods of
+//! which none can be read.
 //!
 //! [`address`] lists candidate addresses, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps
 //! the state, and `reuse` reads from a pod's labels whether its engine may be taken over. [`crate::engine_metrics`] interprets
@@ -15,13 +16,16 @@ pub mod watched;
 #[cfg(test)]
 mod http_tests;
 #[cfg(test)]
+mod proptests;
+#[cfg(test)]
 mod watched_tests;
 
+use crate::agent::ownership::dual_pods;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
-use crate::report::{EngineReport, EngineState};
+use crate::report::{EngineReport, EngineState, UnreadPod};
 use crate::units::Millis;
-use address::{AddressOwner, BadAnnotation, sought};
+use address::{AddressOwner, BadAnnotation, EngineEvidence, EngineQuery, sought};
 use fetch::Fetcher;
 use limits::EngineLimits;
 use probe::{ProbeKind, ProbeResult};
@@ -36,9 +40,12 @@ use watched::{WatchedEngine, declared_model};
 pub struct EngineWatcher {
     limits: EngineLimits,
     fetcher: Arc<Fetcher>,
-    pods: BTreeMap<PodUid, EngineSlot>,
+    slots: BTreeMap<Place, EngineSlot>,
     visits: JoinSet<Visited>,
 }
+
+/// Where an engine is looked for: on a pod, at all its addresses until one is found, and at one more of the pod's ports.
+type Place = (PodUid, Option<u16>);
 
 #[derive(Debug)]
 struct EngineSlot {
@@ -47,67 +54,117 @@ struct EngineSlot {
 }
 
 struct Visited {
-    pod: PodUid,
+    place: Place,
     probe_kind: ProbeKind,
     answer: ProbeResult,
+}
+
+/// What a round found.
+#[derive(Debug, Default, PartialEq)]
+pub struct EngineRound {
+    /// In order of their pods' UIDs and of their ports.
+    pub engines: Vec<EngineReport>,
+    /// Pods of which no engine can be read.
+    pub unread: Vec<UnreadPod>,
 }
 
 impl EngineWatcher {
     pub fn new(limits: EngineLimits) -> Self {
         let fetcher = Arc::new(Fetcher::new(limits.clone()));
-        Self { limits, fetcher, pods: BTreeMap::new(), visits: JoinSet::new() }
+        Self { limits, fetcher, slots: BTreeMap::new(), visits: JoinSet::new() }
     }
 
-    /// One round: probes every engine that is due, waits a moment, and returns what is known of all of them, in order of their
-    /// pods' UIDs. An engine that takes longer delays nothing: its answer is used in the next round, and until then its last
-    /// figures are reported with their age.
+    /// One round: probes every engine that is due, waits a moment, and returns what is known of all of them. An engine that takes
+    /// longer delays nothing: its answer is used in the next round, and until then its last figures are reported with their age.
     ///
     /// `gpus`: the GPUs on which a pod's processes were seen; without any, those that its Binding recorded.
-    pub async fn round(
-        &mut self,
-        pods: &[PodOnNode],
-        gpus: &BTreeMap<PodUid, Vec<GpuUuid>>,
-    ) -> Vec<EngineReport> {
+    pub async fn round(&mut self, pods: &[PodOnNode], gpus: &BTreeMap<PodUid, Vec<GpuUuid>>) -> EngineRound {
         let candidates: BTreeMap<&PodUid, &PodOnNode> = pods
             .iter()
             .filter(|pod| pod.wants_gpu || gpus.contains_key(&pod.uid))
             .map(|pod| (&pod.uid, pod))
             .collect();
         self.take_finished();
-        self.leave_gone(&candidates);
-        let mut refused = Vec::new();
+        let mut found = EngineRound::default();
+        let mut wanted = BTreeMap::new();
         for pod in candidates.values() {
-            if let Err(error) = self.ask(pod, owner(pod, pods)) {
-                refused.push(misconfigured(pod, gpus_of(pod, gpus), &error));
+            match sought(pod, owner(pod, pods)) {
+                Ok(sought) => self.add_places(pod, sought, &mut wanted),
+                Err(error) => found.engines.push(misconfigured(pod, gpus_of(pod, gpus), &error)),
             }
+        }
+        self.leave_gone(&wanted);
+        for (place, sought) in wanted {
+            self.ask(candidates[&place.0], place, sought);
         }
         self.wait().await;
         let now = Instant::now();
-        let reports = self.pods.iter().filter_map(|(uid, place)| {
-            let pod = candidates.get(uid)?;
-            place.watched.report(pod, gpus_of(pod, gpus), now, &self.limits)
-        });
-        let mut reports: Vec<EngineReport> = reports.chain(refused).collect();
-        reports.sort_by(|a, b| a.pod.cmp(&b.pod));
-        reports
+        for pod in candidates.values() {
+            self.report(pod, gpus_of(pod, gpus), now, &mut found);
+        }
+        let requesters = dual_pods::requesters(pods);
+        found.unread.retain(|unread| !requesters.contains(&unread.pod));
+        found.engines.sort_by(|a, b| (&a.pod, a.port).cmp(&(&b.pod, b.port)));
+        found
     }
 
-    /// Starts a probe if the pod is due and its last one is over.
-    fn ask(&mut self, pod: &PodOnNode, owner: AddressOwner) -> Result<(), BadAnnotation> {
+    /// One place for the pod, and one for each port beside that of its first engine: each may have an engine of its own.
+    fn add_places(&self, pod: &PodOnNode, sought: EngineQuery, wanted: &mut BTreeMap<Place, EngineQuery>) {
+        let home = self.slots.get(&(pod.uid.clone(), None)).and_then(|slot| slot.watched.port());
+        let is_named = pod.annotations.contains_key(address::METRICS_PORT);
+        let first = if is_named { sought.ports.first().copied() } else { home };
+        let claim = if is_named { EngineEvidence::Declared } else { EngineEvidence::Guessed };
+        let others = sought.ports.iter().filter(|port| first.is_some_and(|first| first != **port));
+        wanted.extend(others.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
+        let sought = match first {
+            Some(first) if is_named => sought.at(first, claim),
+            _ => sought,
+        };
+        wanted.insert((pod.uid.clone(), None), sought);
+    }
+
+    /// Starts a probe if the place is due and its last one is over.
+    fn ask(&mut self, pod: &PodOnNode, place: Place, sought: EngineQuery) {
         let now = Instant::now();
-        let sought = sought(pod, owner).inspect_err(|_| drop(self.pods.remove(&pod.uid)))?;
-        let place = self
-            .pods
-            .entry(pod.uid.clone())
+        let slot = self
+            .slots
+            .entry(place.clone())
             .or_insert_with(|| EngineSlot { watched: WatchedEngine::new(sought.clone(), now), visit: None });
-        place.watched.seek(sought, now);
-        let is_under_way = place.visit.as_ref().is_some_and(|visit| !visit.is_finished());
-        let (Some(ip), false) = (pod.ip, is_under_way) else { return Ok(()) };
-        let Some(visit) = place.watched.due(pod, ip, now, &self.limits) else { return Ok(()) };
-        let (pod, probe_kind, fetcher) = (pod.uid.clone(), visit.probe_kind.clone(), self.fetcher.clone());
-        let visited = async move { Visited { pod, probe_kind, answer: visit.make(&fetcher).await } };
-        place.visit = Some(self.visits.spawn(visited));
-        Ok(())
+        slot.watched.seek(sought, now);
+        let is_under_way = slot.visit.as_ref().is_some_and(|visit| !visit.is_finished());
+        let (Some(ip), false) = (pod.ip, is_under_way) else { return };
+        let Some(visit) = slot.watched.due(pod, ip, now, &self.limits) else { return };
+        let (probe_kind, fetcher) = (visit.probe_kind.clone(), self.fetcher.clone());
+        let visited = async move { Visited { place, probe_kind, answer: visit.make(&fetcher).await } };
+        slot.visit = Some(self.visits.spawn(visited));
+    }
+
+    /// What is known of a pod's engines. Two ports with the same engine, of which one is a proxy's, are one.
+    fn report(&self, pod: &PodOnNode, gpus: Vec<GpuUuid>, now: Instant, found: &mut EngineRound) {
+        let places = (pod.uid.clone(), None)..=(pod.uid.clone(), Some(u16::MAX));
+        let mut known: Vec<&WatchedEngine> = Vec::new();
+        let before = found.engines.len();
+        let mut first = None;
+        for slot in self.slots.range(places).map(|(_, slot)| slot) {
+            first = first.or(Some(&slot.watched));
+            if known.iter().any(|known| known.is_same_as(&slot.watched)) {
+                continue;
+            }
+            found.engines.extend(slot.watched.report(pod, gpus.clone(), now, &self.limits));
+            known.push(&slot.watched);
+        }
+        // A pod that is not ready yet starts, and one that has no GPU takes no load.
+        let Some(first) = first.filter(|_| found.engines.len() == before && pod.is_ready && !gpus.is_empty())
+        else {
+            return;
+        };
+        let reason = first.trouble().unwrap_or("none of its ports has been asked yet").to_owned();
+        found.unread.push(UnreadPod {
+            pod: pod.uid.clone(),
+            gpus,
+            declares_port: !pod.ports.is_empty(),
+            reason,
+        });
     }
 
     /// Until all probes are over, or the round's time is.
@@ -126,16 +183,16 @@ impl EngineWatcher {
     }
 
     fn note(&mut self, visited: Visited) {
-        if let Some(place) = self.pods.get_mut(&visited.pod) {
-            place.visit = None;
-            place.watched.note(&visited.probe_kind, visited.answer, &self.limits);
+        if let Some(slot) = self.slots.get_mut(&visited.place) {
+            slot.visit = None;
+            slot.watched.note(&visited.probe_kind, visited.answer, &self.limits);
         }
     }
 
-    fn leave_gone(&mut self, candidates: &BTreeMap<&PodUid, &PodOnNode>) {
-        self.pods.retain(|uid, place| {
-            let stays = candidates.contains_key(uid);
-            if let (false, Some(visit)) = (stays, &place.visit) {
+    fn leave_gone(&mut self, wanted: &BTreeMap<Place, EngineQuery>) {
+        self.slots.retain(|place, slot| {
+            let stays = wanted.contains_key(place);
+            if let (false, Some(visit)) = (stays, &slot.visit) {
                 visit.abort();
             }
             stays
@@ -159,8 +216,13 @@ fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> 
     EngineReport {
         pod: pod.uid.clone(),
         engine: "unknown".into(),
+        port: None,
         gpus,
-        state: if pod.is_leaving { EngineState::Draining } else { EngineState::Starting },
+        state: match (pod.is_leaving, pod.is_ready) {
+            (true, _) => EngineState::Draining,
+            (false, true) => EngineState::Unreachable,
+            (false, false) => EngineState::Starting,
+        },
         sleep_level: None,
         model: declared_model(pod),
         kv_cache_usage: None,

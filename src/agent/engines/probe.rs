@@ -4,7 +4,8 @@
 
 use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties};
 use super::fetch::{FetchError, Fetcher};
-use crate::engine_metrics::{Engine, Figures, UnknownPage, read};
+use crate::engine_metrics::{Figures, UnknownPage, read};
+use crate::engines::Engine;
 use serde::Deserialize;
 use std::net::IpAddr;
 use tokio::time::Instant;
@@ -68,7 +69,7 @@ pub enum NoPage {
 
 impl NoPage {
     /// How informative a failed answer is; the most informative one is kept.
-    fn weight(&self) -> u8 {
+    pub fn weight(&self) -> u8 {
         match self {
             Self::Fetch(FetchError::Refused(_)) => 0,
             Self::Fetch(FetchError::Unreachable(..)) => 1,
@@ -87,14 +88,15 @@ pub struct Properties {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 struct SlotSettings {
-    /// Of one slot.
     n_ctx: u64,
 }
 
 impl Properties {
-    /// Tokens its KV cache holds, over all slots.
+    /// Tokens its KV cache holds. With several slots it is unknown: `n_ctx` is what one of them may use, and whether each has its
+    /// own or all share one (`--kv-unified`, the default) the endpoint does not say.
     pub fn kv_cache_tokens(&self) -> Option<u64> {
-        self.total_slots.checked_mul(self.default_generation_settings.n_ctx).filter(|&tokens| tokens > 0)
+        let tokens = self.default_generation_settings.n_ctx;
+        Some(tokens).filter(|&tokens| self.total_slots == 1 && tokens > 0)
     }
 }
 
@@ -134,9 +136,9 @@ impl EngineProbe {
     }
 
     async fn metrics(&self, fetcher: &Fetcher, address: &MetricsAddress) -> Result<EngineFigures, NoPage> {
-        let page = fetcher.get(self.ip, address).await?;
+        let (page, scheme) = fetcher.get(self.ip, address).await?;
         match read(&page, self.engine) {
-            Ok(figures) => Ok(EngineFigures { at: address.clone(), figures }),
+            Ok(figures) => Ok(EngineFigures { at: MetricsAddress { scheme, ..address.clone() }, figures }),
             Err(error) => Err(NoPage::Unknown(address.clone(), error)),
         }
     }
@@ -150,7 +152,7 @@ impl EngineProbe {
     }
 
     async fn properties(&self, fetcher: &Fetcher, metrics: &MetricsAddress) -> Option<Properties> {
-        let text = fetcher.get(self.ip, &properties(metrics)).await.ok()?;
+        let (text, _) = fetcher.get(self.ip, &properties(metrics)).await.ok()?;
         serde_json::from_slice(&text).ok()
     }
 }

@@ -1,12 +1,16 @@
 //! When an engine is probed and what is reported of it, without a network: answers and times are arguments.
 
-use super::address::{AddressOwner, EngineEvidence, METRICS_PATH, METRICS_PORT, MetricsAddress, sought};
+use super::address::{
+    AddressOwner, EngineEvidence, MAX_ENGINE_PORTS, METRICS_PATH, METRICS_PORT, MetricsAddress, Scheme,
+    sought,
+};
 use super::fetch::FetchError;
 use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::watched::WatchedEngine;
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, read};
+use crate::engines::DECLARATIONS;
 use crate::ids::{PodKey, PodUid};
 use crate::report::{EngineReport, EngineState};
 use crate::units::Millis;
@@ -17,7 +21,7 @@ use tokio::time::Instant;
 
 const IP: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: &[u16]) -> PodOnNode {
+pub(super) fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: &[u16]) -> PodOnNode {
     let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     PodOnNode {
         uid: PodUid::parse("uid-1").unwrap(),
@@ -48,29 +52,29 @@ fn a_pods_own_metrics_address_has_precedence_over_engines_defaults() {
         addresses(&pod(labels, annotations, ports), AddressOwner::Pod)
     };
     assert_eq!(of(&sglang, &own, &[8000]), ["9000/own"]);
-    assert_eq!(of(&sglang, &prometheus, &[8000]), ["9400/m", "30000/metrics", "8000/metrics"]);
+    assert_eq!(
+        of(&sglang, &prometheus, &[8000])[..4],
+        ["9400/m", "30000/metrics", "9400/metrics", "8000/metrics"]
+    );
     assert_eq!(of(&[("llm-d.ai/engine-type", "trtllm-serve")], &[], &[]), ["8000/prometheus/metrics"]);
     assert_eq!(of(&sglang, &[(METRICS_PATH, "/own")], &[30000, 30001]), ["30000/own", "30001/own"]);
-    assert_eq!(
-        of(&[], &[], &[7777]),
-        [
-            "7777/metrics",
-            "8000/metrics",
-            "30000/metrics",
-            "8000/prometheus/metrics",
-            "8002/metrics",
-            "23333/metrics",
-            "80/metrics",
-            "8080/metrics",
-            "9090/metrics",
-            "8081/metrics"
-        ]
-    );
+    let guesses = of(&[], &[], &[7777]);
+    assert_eq!(guesses[..4], ["7777/metrics", "7777/prometheus/metrics", "7777/v1/metrics", "8000/metrics"]);
+    for one in &DECLARATIONS {
+        assert!(
+            one.ports.iter().all(|port| guesses.contains(&format!("{port}{}", one.path))),
+            "{}",
+            one.name
+        );
+    }
 }
 
 #[test]
 fn a_port_that_another_pod_may_have_is_not_guessed() {
-    assert_eq!(addresses(&pod(&[], &[], &[7777]), AddressOwner::Shared), ["7777/metrics"]);
+    assert_eq!(
+        addresses(&pod(&[], &[], &[7777]), AddressOwner::Shared),
+        ["7777/metrics", "7777/prometheus/metrics", "7777/v1/metrics"]
+    );
     assert_eq!(addresses(&pod(&[], &[], &[]), AddressOwner::Shared), [""; 0]);
 }
 
@@ -80,6 +84,8 @@ fn an_annotation_that_cannot_be_read_is_named() {
         (METRICS_PORT, "0"),
         (METRICS_PORT, "65536"),
         (METRICS_PORT, "http"),
+        (METRICS_PORT, "8000,"),
+        (METRICS_PORT, "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"),
         (METRICS_PATH, "metrics"),
         (METRICS_PATH, "/a b"),
     ] {
@@ -263,9 +269,9 @@ fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely()
         }
         story.later(1000);
     }
-    assert_eq!(ports[..10], [7777, 8000, 30000, 8000, 8002, 23333, 80, 8080, 9090, 8081]);
-    // Every address each second would be 600.
-    assert!((30..=60).contains(&asked), "{asked}");
+    assert_eq!(ports[..6], [7777, 7777, 7777, 8000, 30000, 8000]);
+    // Every address each second would be some 900.
+    assert!((30..=70).contains(&asked), "{asked}");
     assert_eq!(story.watched.report(&story.pod, Vec::new(), story.now, &story.limits), None);
 }
 
@@ -317,7 +323,7 @@ fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
     story.answer(Ok("llamacpp:requests_processing 1\n"), Some(EngineHealth::Ready));
     let report = story.report();
     assert_eq!(report.model.unwrap().as_str(), "org/model");
-    assert_eq!(report.engine, Engine::LlamaCpp.as_str());
+    assert_eq!(report.engine, Engine::LlamaCpp.name());
 }
 
 #[test]
@@ -372,4 +378,45 @@ fn an_engine_that_counts_no_interruptions_makes_none() {
     story.later(1000);
     story.answer(Ok(&format!("{PAGE}vllm:num_preemptions_total 5\n")), Some(EngineHealth::Ready));
     assert!(!story.report().preempting);
+}
+
+#[test]
+fn of_a_pods_ports_no_more_are_asked_than_the_contract_says() {
+    let many: Vec<u16> = (40_000..40_100).collect();
+    let sought = sought(&pod(&[], &[], &many), AddressOwner::Pod).unwrap();
+    assert_eq!(sought.ports, many[..MAX_ENGINE_PORTS]);
+    let beyond = 40_000 + MAX_ENGINE_PORTS as u16;
+    assert!(sought.addresses.iter().all(|address| address.port < beyond));
+}
+
+#[test]
+fn the_annotations_that_kserve_writes_are_read_as_prometheus_own() {
+    let annotations = [("prometheus.kserve.io/port", "8085"), ("prometheus.kserve.io/path", "/m")];
+    assert_eq!(addresses(&pod(&[], &annotations, &[]), AddressOwner::Shared)[0], "8085/m");
+    let https = [("prometheus.io/port", "9000"), ("prometheus.io/scheme", "https")];
+    let sought = sought(&pod(&[], &https, &[]), AddressOwner::Pod).unwrap();
+    assert_eq!((sought.addresses[0].port, sought.addresses[0].scheme), (9000, Scheme::Https));
+}
+
+#[test]
+fn a_healthy_sidecar_is_not_the_engine_that_is_found_behind_it() {
+    let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[8000, 9999]));
+    let not_found = || NoPage::from(FetchError::Status(uri(), StatusCode::NOT_FOUND));
+    story.answer(Err(not_found()), Some(EngineHealth::Ready));
+    assert_eq!(story.state(), EngineState::Serving);
+    story.answer(Err(refused()), Some(EngineHealth::Unclear));
+    assert_eq!(story.state(), EngineState::Serving, "another port is closed");
+    assert!(story.report().problem.unwrap().contains("answers 404"), "the more telling answer");
+    while story.report().kv_cache_usage.is_none() {
+        story.later(1000);
+        let found = story.due().is_some_and(
+            |visit| matches!(visit.probe_kind, ProbeKind::Metrics(at, _) if at.port == 9999 && at.path == "/metrics"),
+        );
+        match found {
+            true => story.answer(Ok(PAGE), Some(EngineHealth::NotReady)),
+            false if story.due().is_some() => story.answer(Err(not_found()), Some(EngineHealth::Unclear)),
+            false => {}
+        }
+    }
+    assert_eq!(story.state(), EngineState::Loading, "its own health counts");
 }

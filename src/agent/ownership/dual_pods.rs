@@ -6,7 +6,9 @@
 
 use super::is;
 use crate::agent::pods::PodOnNode;
+use crate::ids::PodUid;
 use crate::report::{GpuReport, ProcessReport};
+use std::collections::BTreeSet;
 
 /// On a server-providing pod, while a requesting pod is bound to it: that pod's UID and name.
 pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
@@ -37,6 +39,11 @@ fn requester_of<'a>(provider: &PodOnNode, pods: &'a [PodOnNode]) -> Option<&'a P
         is_named && pod.key.namespace == provider.key.namespace
     };
     pods.iter().find(is_meant).filter(|_| provider.devices.is_none() && provider.granted.is_none())
+}
+
+/// The requesting pods: their engines run in other pods, and are read there.
+pub fn requesters(pods: &[PodOnNode]) -> BTreeSet<&PodUid> {
+    pods.iter().filter_map(|pod| Some(&requester_of(pod, pods)?.uid)).collect()
 }
 
 #[cfg(test)]

@@ -12,8 +12,13 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Prefixes of annotations that the agent uses.
-const READ_ANNOTATIONS: [&str; 4] =
-    ["stowage.dev/", "prometheus.io/", "kubernetes.io/config.", "dual-pods.llm-d.ai/requester"];
+const READ_ANNOTATIONS: [&str; 5] = [
+    "stowage.dev/",
+    "prometheus.io/",
+    "prometheus.kserve.io/",
+    "kubernetes.io/config.",
+    "dual-pods.llm-d.ai/requester",
+];
 
 /// Labels that the agent uses.
 const READ_LABELS: [&str; 4] =

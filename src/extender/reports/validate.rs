@@ -106,7 +106,8 @@ pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
         return Err(ReportError::Flawed { node: report.node, flaw });
     }
     if let Some(gpus) = &report.gpus {
-        report.engines.iter_mut().for_each(|engine| keep_listed(engine, gpus));
+        report.engines.iter_mut().for_each(|engine| keep_listed(&mut engine.gpus, gpus));
+        report.unread.iter_mut().for_each(|unread| keep_listed(&mut unread.gpus, gpus));
     }
     Ok(report)
 }
@@ -123,14 +124,14 @@ pub fn lists_all_gpus(report: &NodeReport) -> bool {
 }
 
 /// A GPU that left between two samples may still be named by its engine.
-fn keep_listed(engine: &mut EngineReport, listed: &[GpuReport]) {
-    match &engine.gpus[..] {
+fn keep_listed(named: &mut Vec<GpuUuid>, listed: &[GpuReport]) {
+    match &named[..] {
         // Most engines have one GPU, for which no set over all GPUs has to be built.
         [only] if listed.iter().any(|gpu| gpu.uuid == *only) => {}
         _ => {
             let listed: BTreeSet<&GpuUuid> = listed.iter().map(|gpu| &gpu.uuid).collect();
             let mut seen = BTreeSet::new();
-            engine.gpus.retain(|uuid| listed.contains(uuid) && seen.insert(uuid.clone()));
+            named.retain(|uuid| listed.contains(uuid) && seen.insert(uuid.clone()));
         }
     }
 }
@@ -146,6 +147,11 @@ fn flawless(report: &NodeReport) -> Result<(), Flaw> {
         None => return Err(Flaw::NoReason),
     }
     check_engines(&report.engines)?;
+    at_most("pods without an engine", report.unread.len(), MAX_ENGINES)?;
+    for (place, unread) in report.unread.iter().enumerate() {
+        at_most("GPUs of a pod", unread.gpus.len(), MAX_LISTED)?;
+        text(&format_args!("unread[{place}].reason"), &unread.reason, MAX_TEXT)?;
+    }
     at_most("models", report.models.len(), MAX_MODELS)?;
     for (place, model) in report.models.iter().enumerate() {
         text(&format_args!("models[{place}].source"), &model.source, MAX_TEXT)?;

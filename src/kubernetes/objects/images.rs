@@ -1,11 +1,11 @@
 //! Container images: those that a node lists, those that a pod needs, and the engine that a pod runs by its label or its image.
 
 use super::{asked_for, containers};
+use crate::engines::Engine;
 use crate::scheduling::ledger::StartProgress;
 use crate::scheduling::vocabulary::demand::ContainerRole;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::image::{ImageId, MAX_POD_IMAGES, NodeImage, largest_images};
-use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use std::collections::BTreeSet;
@@ -38,10 +38,10 @@ pub fn pod_images(pod: &Pod) -> Arc<[ImageId]> {
 }
 
 /// The engine that a pod runs.
-pub fn engine(pod: &Pod) -> EngineKind {
+pub fn engine(pod: &Pod) -> Engine {
     let labelled = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ENGINE_LABEL));
     let by_image = || gpu_containers(pod).find_map(|container| container.image.as_deref());
-    labelled.map(String::as_str).or_else(by_image).map_or(EngineKind::default(), EngineKind::named_in)
+    labelled.map(String::as_str).or_else(by_image).map(Engine::named_in).unwrap_or_default()
 }
 
 /// How far a bound pod has come with its start; `None` while it has not begun.
@@ -117,9 +117,9 @@ mod tests {
 
     #[test]
     fn the_engine_is_that_of_the_container_with_the_gpu_unless_a_label_says_otherwise() {
-        assert_eq!(engine(&pod(json!({}), |_| ())), EngineKind::Vllm);
+        assert_eq!(engine(&pod(json!({}), |_| ())), Engine::Vllm);
         let labelled = pod(json!({}), |pod| pod["metadata"]["labels"][ENGINE_LABEL] = "sglang".into());
-        assert_eq!(engine(&labelled), EngineKind::Sglang);
+        assert_eq!(engine(&labelled), Engine::Sglang);
     }
 
     #[test]

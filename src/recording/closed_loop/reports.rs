@@ -110,6 +110,12 @@ impl<'d> RecordedLoads<'d> {
                 .collect(),
             in_flight,
             sleep,
+            unread: recorded
+                .unread
+                .iter()
+                .filter(|unread| is_here(&unread.pod, &unread.gpus))
+                .cloned()
+                .collect(),
             over_grant: recorded.over_grant.iter().filter(|over| is_here(&over.pod, &[])).cloned().collect(),
         }
     }

@@ -5,6 +5,7 @@
 //! of another pod of the group is reported; a group without any is one replica.
 
 use super::load::{EngineFigures, EngineSample, ModelLoad};
+use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::placing::start_model::StartModel;
@@ -12,7 +13,6 @@ use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::engine_model::SleepLevel;
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, time_to_wake};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::{Bytes, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -180,7 +180,7 @@ fn ready_in(ledger: &Ledger, files: Option<&NodeModel>, replicas: &Replicas<'_>,
     }
     let pods = replicas.values().filter_map(|state| state.pod);
     let pod_state = pods.min_by_key(|pod_state| pod_state.demand.engine);
-    let engine = pod_state.map_or(EngineKind::Other, |pod_state| pod_state.demand.engine);
+    let engine = pod_state.map_or(Engine::Other, |pod_state| pod_state.demand.engine);
     let gpu = pod_state.and_then(PodState::node).and_then(|node| gpu_of(ledger, node));
     let start_model: &StartModel = ledger.start_model();
     start_model.usual_start(gpu, engine, files, weights, speeds).total()

@@ -338,6 +338,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         in_flight,
         sleep: Vec::new(),
         over_grant: Vec::new(),
+        unread: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
     bench.ledger.read(&node("b"), reading(Vec::new()).into());

@@ -473,6 +473,9 @@ pub struct OccupantPart {
     /// VRAM that its processes use beyond its grant, over all its GPUs, once several reports in a row have shown it.
     #[serde(default)]
     pub over_grant_bytes: Bytes,
+    /// It may run an engine, and none can be read: that makes the load of its GPUs unknown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unread: bool,
     /// `None` if it has nothing to do with VRAM that is lent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loan: Option<LoanStage>,

@@ -8,13 +8,14 @@
 //! It reads a copy of the ledger, so no request waits for it, and returns one page at a time, so an answer does not grow with the
 //! cluster. A node without a recent report counts as unknown.
 
+use crate::engines::Engine;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
 use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, engine_start, time_to_wake};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::scheduling::vocabulary::start_time::{EngineKind, StartTime};
+use crate::scheduling::vocabulary::start_time::StartTime;
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -161,8 +162,8 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
 }
 
 /// What a new pod of the model would run: what most of its pods run, or, if it has none, most pods; `None` if no pod runs any.
-fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<EngineKind> {
-    let mut counts = EngineKind::ALL.map(|engine| (0_usize, 0_usize, engine));
+fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<Engine> {
+    let mut counts = Engine::ALL.map(|engine| (0_usize, 0_usize, engine));
     let readings = ledger.all_node_states().filter_map(|node_state| node_state.believed_reading());
     for seen in readings.flat_map(|reading| &reading.engines) {
         let Some(pod_state) = ledger.pod_state(&seen.pod) else { continue };
@@ -247,7 +248,7 @@ struct ReportedModels<'a> {
     reading: &'a NodeReading,
     weights: Option<Bytes>,
     /// The engine that a new pod would run.
-    usual: Option<EngineKind>,
+    usual: Option<Engine>,
 }
 
 impl ReportedModels<'_> {
@@ -262,7 +263,7 @@ impl ReportedModels<'_> {
     }
 
     /// What an engine takes to start here. Of an engine that is not known, nothing was learned.
-    fn start(&self, holding: Option<&NodeModel>, weights: Bytes, engine: Option<EngineKind>) -> StartTime {
+    fn start(&self, holding: Option<&NodeModel>, weights: Bytes, engine: Option<Engine>) -> StartTime {
         let speeds = &self.ledger.policy().loading;
         match engine {
             Some(engine) => {

@@ -347,6 +347,7 @@ fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, fac
             .filter(|_| gpu_occupant.presence != OccupantPhase::Assumed)
             .map(|gate| gate.since(facts.now)),
         over_grant_bytes: gpu_occupant.over_grant,
+        unread: gpu_occupant.is_unread,
         loan: gpu_occupant.loan,
         keep_reason,
     }

@@ -17,6 +17,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let excluding = || Obstacle::ClassExcluded { by: gpu_occupants.excluding(demand) };
     let all = [
         (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health }),
+        (!gpu.lets_share(demand.sharing)).then_some(Obstacle::ExclusiveProcess),
         (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice),
         (!gpu.is_wanted_by(demand)).then_some(Obstacle::OtherGpus),
         // An exclusive GPU has nothing free: a shortage would say nothing more.
@@ -46,7 +47,7 @@ fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Opt
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 
-fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
+fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
     let full = gpu.engine_load.occupancy().zip(demand.terms.kv_cache_limit);
     let full = full.filter(|(percent, limit)| percent > limit).map(|(percent, limit_percent)| {
         let above_points = percent.get() - limit_percent.get();
@@ -58,7 +59,8 @@ fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
         limit,
         above: queue - limit,
     });
-    [full, long]
+    let unknown = demand.terms.refuses(gpu.engine_load).then_some(Obstacle::UnknownLoad);
+    [full, long, unknown]
 }
 
 /// The VRAM that the GPU lacks; none if that is no obstacle there.

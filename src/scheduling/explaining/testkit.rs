@@ -170,6 +170,7 @@ impl ExplainedCluster {
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),
+            unread: Vec::new(),
         };
         // A load that lasts: one reading far from the average does not count.
         (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone().into())));

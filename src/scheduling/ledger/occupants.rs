@@ -33,6 +33,8 @@ pub struct Occupant {
     pub engine: bool,
     /// VRAM that its processes use beyond its grant, over all its GPUs.
     pub over_grant: Bytes,
+    /// It may run an engine, and none can be read: that makes the load of its GPUs unknown.
+    pub is_unread: bool,
     /// `None` if it has nothing to do with VRAM that is lent.
     pub loan: Option<LoanStage>,
 }
@@ -104,11 +106,14 @@ impl Ledger {
             .into_iter()
             .flatten()
         };
+        let unread = || node_state.believed_reading().into_iter().flat_map(|reading| &reading.unread);
         here.flat_map(|(uid, pod_state)| {
+            let is_unread = unread().any(|unread| unread.pod == *uid);
             let over_grant = self.overuse_of(uid).map(Overuse::excess).unwrap_or_default();
             let loan = self.loan_stage(node_state, pod_state, uid);
             gpu_candidates(pod_state).map(move |gpu_candidate| Occupant {
                 over_grant,
+                is_unread,
                 loan,
                 ..occupant(uid, pod_state, gpu_candidate)
             })
@@ -140,6 +145,7 @@ fn occupant(uid: &PodUid, pod_state: &PodState, (gpus, presence): (GpuSet, Occup
         starting: pod_state.starting,
         engine: demand.terms.engine,
         over_grant: Bytes::ZERO,
+        is_unread: false,
         loan: None,
     }
 }

@@ -8,6 +8,7 @@
 
 use super::Ledger;
 use super::start_samples::{StartSample, StartSamples};
+use crate::engines::Engine;
 use crate::ids::{GpuModel, NodeName, PodUid};
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::start_model::{StartEstimate, StartModel};
@@ -15,7 +16,7 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::image::{NodeImage, NodeImageSet, largest_images};
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::start_time::{EngineKind, StartFactors, StartKind};
+use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -57,7 +58,7 @@ pub enum StartProgress {
 /// A start that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedStart {
-    pub engine: EngineKind,
+    pub engine: Engine,
     /// When the pod was bound.
     pub expected: Millis,
     /// The same by the policy's speeds alone.
@@ -236,7 +237,7 @@ impl Ledger {
             let sample = sample(expected.prior.pull, Millis::default(), pull);
             self.learn_sample(node, StartKind::Pull, None, sample);
         }
-        let mut of = EngineKind::default();
+        let mut of = Engine::default();
         if let Some(StartKind::Engine(engine_kind, path)) = expected.kind {
             of = engine_kind;
             let sample = sample(expected.prior.transfer(), expected.prior.init, engine);

@@ -5,7 +5,7 @@ use super::device_plugin;
 use super::pack::GpuChoice;
 use super::packing::NodeEvaluation;
 pub use crate::scheduling::reasons::Misfit;
-use crate::scheduling::vocabulary::classification::ClassSet;
+use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
@@ -43,11 +43,10 @@ pub fn exclusion(node: &Node) -> Option<Misfit> {
 
 fn excluded_by(warning: &NodeWarning) -> Option<Misfit> {
     match warning {
-        NodeWarning::OtherAllocator { .. } | NodeWarning::UnknownResource { .. } => {
-            Some(Misfit::DevicePluginNode)
-        }
-        NodeWarning::GpusChanging { .. } => Some(Misfit::MigLayoutMismatch),
-        NodeWarning::UnreadableLabel { .. } => Some(Misfit::NoGpus),
+        NodeWarning::OtherAllocator { .. } => Some(Misfit::OtherAllocator),
+        NodeWarning::UnknownResource { .. } => Some(Misfit::UnknownGpuResource),
+        NodeWarning::GpusChanging { .. } => Some(Misfit::GpusChanging),
+        NodeWarning::UnreadableLabel { .. } => Some(Misfit::UnreadableLabel),
         NodeWarning::IgnoredLabel { .. } | NodeWarning::ContradictedLabels { .. } => None,
     }
 }
@@ -105,6 +104,11 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         return Misfit::OtherGpus { wanted, asked };
     }
     let usable_gpus = count(&|_| true);
+    let is_kept_whole = |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
+    let kept_whole = gpus.iter().filter(is_kept_whole).count() as u32;
+    if usable_gpus < asked && usable_gpus + kept_whole >= asked {
+        return Misfit::ExclusiveProcess { gpus: kept_whole, asked };
+    }
     if usable_gpus < asked {
         return Misfit::TooFewGpus { usable: usable_gpus, asked };
     }
@@ -176,12 +180,17 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
         return None;
     }
     let pressures = gpus.clone().map(|gpu| gpu.engine_load);
-    let busy = pressures.filter(|engine_load| demand.terms.exceeded_by(*engine_load));
+    let limits = ClassTerms { refuses_unknown_load: false, ..demand.terms };
+    let busy = pressures.filter(|engine_load| limits.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
         let kv_cache = busy.clone().filter_map(EngineLoad::occupancy).min().unwrap_or_default();
         let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
+    }
+    if usable - count(&|gpu| demand.terms.exceeded_by(gpu.engine_load)) < asked {
+        let unknown = count(&|gpu| demand.terms.refuses(gpu.engine_load));
+        return Some(Misfit::UnknownLoad { unknown, asked });
     }
     let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
     if usable - excluded_classes < asked {
@@ -198,10 +207,8 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
 /// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.takes(demand.sharing)
-        && !(gpu.slice && demand.gpus > 1)
-        && !gpu.is_kept_from(demand)
-        && gpu.is_wanted_by(demand)
+    let is_open = gpu.health == Health::Healthy && gpu.lets_share(demand.sharing);
+    is_open && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand) && gpu.is_wanted_by(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.

@@ -3,12 +3,13 @@
 //! A [`StartModel`] is what was learned in the whole cluster: a pair of factors for each engine, GPU model and way of loading, and
 //! the sizes of images. What was learned on one node is in the [`Node`] and goes before it. The ledger learns; nothing here does.
 
+use crate::engines::Engine;
 use crate::ids::GpuModel;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, NodeModel, engine_start};
 use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::start_time::{EngineKind, LoadPath, StartFactors, StartKind, StartTime};
+use crate::scheduling::vocabulary::start_time::{LoadPath, StartFactors, StartKind, StartTime};
 use crate::units::{Bytes, Millis};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ pub const MAX_IMAGES: usize = 32_768;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartModel {
     pull: LearnedFactors<()>,
-    /// By engine, in the order of [`EngineKind`](crate::scheduling::vocabulary::start_time::EngineKind); shorter if the last ones
+    /// By engine, in the order of [`Engine`](crate::engines::Engine); shorter if the last ones
     /// have started nowhere.
     engines: Vec<LearnedFactors<(LoadPath, GpuModel)>>,
     images: Arc<ImageSizes>,
@@ -188,7 +189,7 @@ impl StartModel {
     pub fn engine_start(
         &self,
         node: &Node,
-        engine: EngineKind,
+        engine: Engine,
         holding: Option<&NodeModel>,
         weights: Bytes,
         speeds: &LoadingSpeeds,
@@ -202,7 +203,7 @@ impl StartModel {
     pub fn usual_start(
         &self,
         gpu: Option<&GpuModel>,
-        engine: EngineKind,
+        engine: Engine,
         holding: Option<&NodeModel>,
         weights: Bytes,
         speeds: &LoadingSpeeds,
@@ -325,18 +326,19 @@ impl ImageSizes {
 }
 
 /// What is learned of an engine on a node that has `holding` of its model.
-fn engine_kind(engine: EngineKind, holding: Option<&NodeModel>) -> StartKind {
+fn engine_kind(engine: Engine, holding: Option<&NodeModel>) -> StartKind {
     StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engines::Engine;
     use crate::ids::ModelId;
     use crate::scheduling::testkit::{demand_of, h100, node};
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::image::NodeImageSet;
-    use crate::scheduling::vocabulary::start_time::{EngineKind, TimeFactor};
+    use crate::scheduling::vocabulary::start_time::TimeFactor;
 
     fn image(reference: &str) -> ImageId {
         ImageId::of(reference).unwrap()
@@ -353,7 +355,7 @@ mod tests {
             model: ModelId::parse("m").ok(),
             weights: Some(Bytes(20_000_000_000)),
             images: images.iter().map(|reference| image(reference)).collect(),
-            engine: EngineKind::Vllm,
+            engine: Engine::Vllm,
             ..demand_of(40 << 30, 1, Sharing::Shared, 0)
         }
     }
@@ -407,7 +409,7 @@ mod tests {
         let factors =
             |transfer| StartFactors { transfer: TimeFactor(transfer), init: TimeFactor::PRIOR, samples: 5 };
         let (mut starts, demand) = (StartModel::default(), demand(&[]));
-        let kind = StartKind::Engine(EngineKind::Vllm, LoadPath::Network);
+        let kind = StartKind::Engine(Engine::Vllm, LoadPath::Network);
         starts.set_factors(kind, Some(&h100("n", 0).model), Some(factors(2000)));
         let plain = with_images(None);
         let learned = Node { start_factors: [(kind, factors(500))].into(), ..plain.clone() };
@@ -418,18 +420,18 @@ mod tests {
         };
         assert_eq!(of(&plain, &demand), (Millis::seconds(40), FactorSource::Cluster));
         assert_eq!(of(&learned, &demand), (Millis::seconds(10), FactorSource::Node));
-        let other = Demand { engine: EngineKind::Sglang, ..demand.clone() };
+        let other = Demand { engine: Engine::Sglang, ..demand.clone() };
         assert_eq!(of(&learned, &other), (Millis::seconds(20), FactorSource::Policy));
     }
 
     #[test]
     fn a_key_changes_only_for_demands_whose_times_change() {
         let mut starts = starts(&[("engine", 10)]);
-        let (vllm, sglang) = (demand(&["engine"]), Demand { engine: EngineKind::Sglang, ..demand(&[]) });
+        let (vllm, sglang) = (demand(&["engine"]), Demand { engine: Engine::Sglang, ..demand(&[]) });
         let keys = |starts: &StartModel| [starts.key_of(&vllm), starts.key_of(&sglang)];
         let before = keys(&starts);
         let factors = StartFactors { samples: 3, ..StartFactors::PRIOR };
-        let kind = StartKind::Engine(EngineKind::Sglang, LoadPath::Disk);
+        let kind = StartKind::Engine(Engine::Sglang, LoadPath::Disk);
         starts.set_factors(kind, Some(&h100("n", 0).model), Some(factors));
         let learned = keys(&starts);
         assert_eq!(learned[0], before[0]);

@@ -101,6 +101,26 @@ pub struct ClassLimits {
     pub kv_cache: Option<Percent>,
     /// Maximum number of waiting requests.
     pub queue: Option<u32>,
+    /// Whether a pod may join engines that do not say how busy they are.
+    #[serde(default, skip_serializing_if = "UnknownLoadRule::is_default")]
+    pub unknown_load: UnknownLoadRule,
+}
+
+/// What becomes of a GPU on which an engine, or a pod that may be one, does not say how busy it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnknownLoadRule {
+    /// It takes pods, and costs them half of what a GPU at the limit does.
+    #[default]
+    Accept,
+    /// It takes no pod of the class.
+    Refuse,
+}
+
+impl UnknownLoadRule {
+    fn is_default(&self) -> bool {
+        *self == Self::Accept
+    }
 }
 
 /// Bounds of the start gate.
@@ -260,7 +280,7 @@ impl Class {
             eviction: Preemptibility::Never,
             engine: true,
             reusable: false,
-            limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },
+            limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32), ..ClassLimits::default() },
             shares_with: None,
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),

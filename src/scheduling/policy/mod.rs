@@ -26,7 +26,9 @@ pub mod tenant;
 pub mod window;
 
 pub use autoscaling::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
-pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
+pub use class::{
+    Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, UnknownLoadRule, Unmet,
+};
 pub use dra::DraRules;
 pub use eviction::{
     ConflictRule, EvictionCosts, EvictionRates, KueueRule, OveruseRule, PreemptionRules, ViolateBudgets,
@@ -366,6 +368,7 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
         engine: class.engine,
         kv_cache_limit: class.limits.kv_cache,
         queue_limit: class.limits.queue,
+        refuses_unknown_load: class.limits.unknown_load == UnknownLoadRule::Refuse,
         confined: class.pools.is_some(),
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
         borrows: class.eviction == Preemptibility::ForHigherPriority
@@ -433,7 +436,7 @@ pub fn built_in_classes() -> Vec<Class> {
             eviction: Preemptibility::ForHigherPriority,
             engine: false,
             // If the engines have little to spare, opportunistic pods would slow them down.
-            limits: ClassLimits { kv_cache: Percent::new(80), queue: Some(8) },
+            limits: ClassLimits { kv_cache: Percent::new(80), queue: Some(8), ..ClassLimits::default() },
             ..Class::named("opportunistic")
         },
         Class {

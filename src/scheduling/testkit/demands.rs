@@ -1,11 +1,11 @@
 //! Demands of pods, with and without a policy that classifies them.
 
+use crate::engines::Engine;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::spare::SpareSet;
-use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::{Bytes, Millis};
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
         wish: None,
         containers: Arc::new([]),
         images: Arc::default(),
-        engine: EngineKind::default(),
+        engine: Engine::default(),
     }
 }
 

@@ -70,6 +70,9 @@ pub struct ClassTerms {
     pub engine: bool,
     pub kv_cache_limit: Option<Percent>,
     pub queue_limit: Option<u32>,
+    /// It joins no engine that does not say how busy it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses_unknown_load: bool,
     /// It is kept in node pools: on a node that does not admit it, that is why.
     #[serde(default)]
     pub confined: bool,
@@ -81,9 +84,18 @@ pub struct ClassTerms {
 }
 
 impl ClassTerms {
-    /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
+    /// Whether engines on a GPU are busier than these terms allow, or do not say how busy they are where the terms do not allow
+    /// that.
     pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
-        above(engine_load.occupancy(), self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
+        above(engine_load.occupancy(), self.kv_cache_limit)
+            || above(engine_load.queue, self.queue_limit)
+            || self.refuses(engine_load)
+    }
+
+    /// Whether these terms refuse a load because it is not known. One that is too old to count is the policy's `telemetry` to
+    /// judge.
+    pub fn refuses(&self, engine_load: EngineLoad) -> bool {
+        self.refuses_unknown_load && engine_load.partial
     }
 }
 

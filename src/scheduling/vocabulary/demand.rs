@@ -24,7 +24,7 @@ use super::device_plugin::Ask;
 use super::gpu_wish::GpuWish;
 use super::image::ImageId;
 use super::spare::SpareSet;
-use super::start_time::EngineKind;
+use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis};
 use schemars::JsonSchema;
@@ -159,7 +159,7 @@ pub struct Demand {
     pub images: Arc<[ImageId]>,
     /// The inference engine that it runs, as far as it shows.
     #[serde(default, skip_serializing_if = "is_unknown_engine")]
-    pub engine: EngineKind,
+    pub engine: Engine,
 }
 
 fn readable_model(pod: &PodRequest<'_>) -> Option<ModelId> {
@@ -178,8 +178,8 @@ fn no_images(images: &Arc<[ImageId]>) -> bool {
     images.is_empty()
 }
 
-fn is_unknown_engine(engine: &EngineKind) -> bool {
-    *engine == EngineKind::Other
+fn is_unknown_engine(engine: &Engine) -> bool {
+    *engine == Engine::Other
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
@@ -274,7 +274,7 @@ impl Demand {
             wish: None,
             containers: asking(pod.containers),
             images: Arc::default(),
-            engine: EngineKind::default(),
+            engine: Engine::default(),
         }
     }
 

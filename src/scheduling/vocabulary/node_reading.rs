@@ -8,6 +8,7 @@ use super::model_tier::NodeModelSet;
 use crate::ids::{GpuUuid, PodUid};
 use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One node, measured once.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +25,9 @@ pub struct NodeReading {
     /// Whether the engines of each pod sleep, in order of UID; only of those of which it is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sleep: Vec<(PodUid, SleepState)>,
+    /// Pods of which no engine can be read, each once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<UnreadPod>,
     /// Pods whose processes use more than they were granted, each once.
     #[serde(default)]
     pub over_grant: Vec<OverGrant>,
@@ -37,6 +41,15 @@ pub enum SleepState {
     Asleep,
     /// One at least does not.
     Awake,
+}
+
+/// A pod that has GPUs, and of which no engine can be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnreadPod {
+    pub pod: PodUid,
+    pub gpus: Arc<[GpuUuid]>,
+    /// A container declares a port: it serves something, whatever its class.
+    pub declares_port: bool,
 }
 
 /// What an agent found of a pod that uses more VRAM than it was granted, over all its GPUs.
@@ -58,7 +71,11 @@ pub struct GpuReading {
     pub engine_load: EngineLoad,
 }
 
-/// How busy the engines on a GPU are. Unknown is unknown, never zero.
+/// How busy the engines on a GPU are.
+///
+/// **Unknown is never zero.** A GPU reads as idle only if it is known that no engine serves there, or if each that does says that
+/// it is idle. An engine that is silent, a page that is not recognised, a figure that is impossible or missing, and a pod that may
+/// run an engine of which nothing can be read make its load unknown: `partial`, beside what is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineLoad {
     /// KV cache in use, of the fullest engine serving there; rounded up.
@@ -77,6 +94,9 @@ impl EngineLoad {
     pub const NONE: Self =
         Self { kv_cache: Percent::new(0), queue: Some(0), partial: false, preempting: false };
 
+    /// An engine is there, or may be, that does not say how busy it is.
+    pub const UNKNOWN: Self = Self { kv_cache: None, queue: None, partial: true, preempting: false };
+
     /// What one engine says.
     pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
         Self { kv_cache, queue, partial: kv_cache.is_none() || queue.is_none(), preempting: false }
@@ -85,6 +105,11 @@ impl EngineLoad {
     /// KV cache in use as decisions count it: an engine that preempts its own requests is full, whatever its gauge says.
     pub fn occupancy(self) -> Option<Percent> {
         if self.preempting { Some(Percent::FULL) } else { self.kv_cache }
+    }
+
+    /// The load where some pod may have an engine that says nothing.
+    pub fn beside_unread(self) -> Self {
+        if self == Self::NONE { Self::UNKNOWN } else { Self { partial: true, ..self } }
     }
 
     /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
@@ -121,7 +146,8 @@ impl NodeReading {
         /// Of a UID, or of a model's name.
         const TEXT: usize = 64;
         let attributed: usize = self.gpus.iter().map(|gpu| gpu.attributed.len()).sum();
-        let per_pod = attributed + self.in_flight.len() + self.sleep.len() + self.over_grant.len();
+        let per_pod =
+            attributed + self.in_flight.len() + self.sleep.len() + self.over_grant.len() + self.unread.len();
         size_of::<Self>()
             + self.gpus.len() * size_of::<GpuReading>()
             + self.engines.len() * (size_of::<EngineReading>() + 2 * TEXT)

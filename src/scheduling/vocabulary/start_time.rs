@@ -4,6 +4,7 @@
 //! each [`StartKind`]: an engine and the way that its weights go.
 
 use super::model_tier::ModelTier;
+use crate::engines::Engine;
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
 
@@ -93,68 +94,6 @@ impl StartFactors {
     }
 }
 
-/// An inference engine, as far as its pod shows which one it is. The list is closed, so that no pod can make it grow.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EngineKind {
-    Vllm,
-    Sglang,
-    TrtLlm,
-    Dynamo,
-    Lmdeploy,
-    Tgi,
-    LlamaCpp,
-    #[default]
-    Other,
-}
-
-impl EngineKind {
-    pub const ALL: [Self; 8] = [
-        Self::Vllm,
-        Self::Sglang,
-        Self::TrtLlm,
-        Self::Dynamo,
-        Self::Lmdeploy,
-        Self::Tgi,
-        Self::LlamaCpp,
-        Self::Other,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-            Self::TrtLlm => "trt-llm",
-            Self::Dynamo => "dynamo",
-            Self::Lmdeploy => "lmdeploy",
-            Self::Tgi => "tgi",
-            Self::LlamaCpp => "llama-cpp",
-            Self::Other => "other",
-        }
-    }
-
-    /// The engine that a label or the reference of an image names.
-    pub fn named_in(text: &str) -> Self {
-        // The first that matches: an image of Dynamo names the engine that it runs, too.
-        const NAMES: [(&str, EngineKind); 12] = [
-            ("dynamo", EngineKind::Dynamo),
-            ("vllm", EngineKind::Vllm),
-            ("sglang", EngineKind::Sglang),
-            ("trtllm", EngineKind::TrtLlm),
-            ("trt-llm", EngineKind::TrtLlm),
-            ("tensorrt-llm", EngineKind::TrtLlm),
-            ("tensorrt_llm", EngineKind::TrtLlm),
-            ("lmdeploy", EngineKind::Lmdeploy),
-            ("text-generation-inference", EngineKind::Tgi),
-            ("tgi", EngineKind::Tgi),
-            ("llama.cpp", EngineKind::LlamaCpp),
-            ("llama-cpp", EngineKind::LlamaCpp),
-        ];
-        let text = text.to_ascii_lowercase();
-        NAMES.iter().find(|(name, _)| text.contains(name)).map_or(Self::Other, |(_, engine)| *engine)
-    }
-}
-
 /// The way that weights go to the GPU. Tiers with the same way take the same speeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -183,7 +122,7 @@ impl LoadPath {
 pub enum StartKind {
     /// The pull of images, whatever they are.
     Pull,
-    Engine(EngineKind, LoadPath),
+    Engine(Engine, LoadPath),
 }
 
 /// What was learned on one node, in order of kind. Cheap to clone.
@@ -192,21 +131,6 @@ pub type NodeStartFactors = std::sync::Arc<[(StartKind, StartFactors)]>;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_engine_is_known_by_a_label_or_by_its_image() {
-        for (text, engine) in [
-            ("vllm", EngineKind::Vllm),
-            ("docker.io/vllm/vllm-openai:v0.33.0", EngineKind::Vllm),
-            ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1", EngineKind::Dynamo),
-            ("nvcr.io/nvidia/tensorrt-llm/release:1.2", EngineKind::TrtLlm),
-            ("lmsysorg/sglang", EngineKind::Sglang),
-            ("ghcr.io/huggingface/text-generation-inference:3", EngineKind::Tgi),
-            ("engine:1", EngineKind::Other),
-        ] {
-            assert_eq!(EngineKind::named_in(text), engine, "{text}");
-        }
-    }
 
     #[test]
     fn factors_correct_their_own_part_and_never_overflow() {

@@ -301,9 +301,10 @@ fn occupant(occupant: &OccupantPart) -> String {
         Bytes::ZERO => String::new(),
         over => format!(", uses {over} beyond its grant"),
     };
+    let unread = if occupant.unread { ", no engine of it can be read" } else { "" };
     let loan = occupant.loan.map_or(String::new(), loans::of_occupant);
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over}{loan})")
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over}{unread}{loan})")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::planted::PlantedBug;
 use super::record::{Mask, Place, PodSpec, each};
 use super::rules::{APPS, CLASSES, NAMESPACES};
 use super::victims::Evictions;
+use crate::engines::Engine;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::placing::rank::Shortlist;
 use crate::scheduling::placing::score_cache::ScoreCache;
@@ -21,7 +22,6 @@ use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::scheduling::vocabulary::spare::SpareSet;
-use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::{Bytes, Millis};
 use std::sync::Arc;
 
@@ -198,7 +198,7 @@ pub fn demand(spec: &PodSpec, policy: &Policy) -> Demand {
         wish: None,
         containers: Arc::default(),
         images: Arc::default(),
-        engine: EngineKind::default(),
+        engine: Engine::default(),
     }
 }
 

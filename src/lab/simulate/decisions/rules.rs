@@ -114,6 +114,7 @@ impl PolicyRules {
                 limits: ClassLimits {
                     kv_cache: rules.kv_cache_limit.and_then(Percent::new),
                     queue: rules.queue_limit,
+                    ..ClassLimits::default()
                 },
                 start_gate: StartGate { min: Millis(START_GATE), max: Millis(START_GATE) },
                 eviction: match rules.is_preemptible || has(PlantedBug::EvictsAnyClass) {

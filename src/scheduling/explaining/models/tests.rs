@@ -16,7 +16,7 @@ fn engine() -> Demand {
     Demand {
         model: ModelId::parse("m").ok(),
         weights: Some(WEIGHTS),
-        engine: EngineKind::Vllm,
+        engine: Engine::Vllm,
         ..demand_of(1 << 30, 1, Sharing::Shared, 0)
     }
 }

@@ -57,7 +57,7 @@ pub struct GpuCandidate {
 
 coded! {
     /// Every change but the first six and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
-    /// the role that has to act: none, the pod's owner, the policy's owner (12), or the cluster's owner.
+    /// the role that has to act: none, the pod's owner, the policy's owner (12 to 14), or the cluster's owner (from 15 on).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
     pub enum RemedyChange: (u8, Option<&GpuCandidate>) {
@@ -151,7 +151,7 @@ coded! {
         /// Another GPU is added.
         "add-gpu" AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
             "add a node {}", add_gpu_text(*needs_bytes, *total_bytes, *headroom_percent, *gpus)
-            => (16, None);
+            => (19, None);
     }
 }
 
@@ -252,9 +252,9 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
 }
 
 /// A pod with less than half of the VRAM that it was meant to have runs another engine.
-const MUCH_LESS: u8 = 15;
+const MUCH_LESS: u8 = 18;
 /// The effort of waiting until all pods have left a GPU.
-const EMPTYING: u8 = 14;
+const EMPTYING: u8 = 17;
 
 /// Of the change that takes a reason away.
 fn effort_of(reason: &str) -> u8 {

@@ -8,7 +8,7 @@ use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::policy::{Policy, TelemetryRules};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading, UnreadPod};
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::{Bytes, Moment};
 use serde::{Deserialize, Serialize};
@@ -150,9 +150,10 @@ impl NodeState {
     /// which GPUs they are.
     pub(in crate::scheduling::ledger) fn read(
         &mut self,
-        reading: Arc<NodeReading>,
+        mut reading: Arc<NodeReading>,
         policy: &Policy,
     ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+        self.count_unread(&mut reading, policy);
         let mut unaccounted = Vec::with_capacity(self.devices.len());
         let mut engine_loads = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
@@ -181,6 +182,25 @@ impl NodeState {
         found
     }
 
+    /// Makes the load of each GPU unknown on which a pod is that may run an engine and of which none can be read. A pod of a class
+    /// that runs no engines, and that serves nothing on any port, has no KV cache.
+    fn count_unread(&self, reading: &mut Arc<NodeReading>, policy: &Policy) {
+        let may_be_engine = |unread: &UnreadPod| {
+            unread.declares_port
+                || self.resident_of(&unread.pod).is_none_or(|resident| policy.class(resident.class).engine)
+        };
+        if reading.unread.is_empty() {
+            return;
+        }
+        let reading = Arc::make_mut(reading);
+        reading.unread.retain(may_be_engine);
+        for uuid in reading.unread.iter().flat_map(|unread| unread.gpus.iter()) {
+            for gpu in reading.gpus.iter_mut().filter(|gpu| gpu.uuid == *uuid) {
+                gpu.engine_load = gpu.engine_load.beside_unread();
+            }
+        }
+    }
+
     /// Gives a reading the names that are known here already.
     pub(in crate::scheduling::ledger) fn rename(&self, reading: &mut NodeReading) {
         for (place, gpu) in reading.gpus.iter_mut().enumerate() {
@@ -202,7 +222,8 @@ impl NodeState {
         for (engine, known) in reading.engines.iter_mut().zip(known_engines) {
             engine.rename(known);
         }
-        for (uid, _) in &mut reading.sleep {
+        let unread = reading.unread.iter_mut().map(|unread| &mut unread.pod);
+        for uid in reading.sleep.iter_mut().map(|(uid, _)| uid).chain(unread) {
             if let Some(resident) = self.resident_of(uid) {
                 *uid = resident.uid.clone();
             }

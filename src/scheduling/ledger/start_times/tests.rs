@@ -20,7 +20,7 @@ fn engine() -> Demand {
     Demand {
         model: crate::ids::ModelId::parse("m").ok(),
         weights: Some(Bytes(30_000_000_000)),
-        engine: EngineKind::Vllm,
+        engine: Engine::Vllm,
         ..demand_of(1 << 30, 1, Sharing::Shared, 0)
     }
 }
@@ -123,7 +123,7 @@ fn the_pull_is_timed_apart_from_the_engine() {
         assert_eq!(progress(&mut cluster, pod, StartProgress::Ready), None, "it is ready once");
         cluster.apply(PodDeleted(uid(pod)));
     }
-    let (pull, engine) = (StartKind::Pull, StartKind::Engine(EngineKind::Vllm, LoadPath::Network));
+    let (pull, engine) = (StartKind::Pull, StartKind::Engine(Engine::Vllm, LoadPath::Network));
     let view = cluster.snapshot().node("n").unwrap().clone();
     let found = view.start_factors_of(pull).unwrap().transfer;
     assert!((330..=360).contains(&found.0), "a third of 107 s: {found:?}");
@@ -277,7 +277,7 @@ fn what_is_remembered_is_bounded() {
         observed: Millis::seconds(150),
         namespace: "a".into(),
     };
-    let kind = StartKind::Engine(EngineKind::Vllm, LoadPath::Disk);
+    let kind = StartKind::Engine(Engine::Vllm, LoadPath::Disk);
     let gpu = |n: usize| GpuModel::parse(&format!("invented-{n}")).unwrap();
     for n in 0..1000 {
         for _ in 0..LEAST_SAMPLES {
@@ -288,7 +288,7 @@ fn what_is_remembered_is_bounded() {
     assert_eq!(starts.model.cluster_factors(kind, Some(&gpu(0))), None, "it was observed longest ago");
     assert!(starts.model.cluster_factors(kind, Some(&gpu(999))).is_some());
     let timed = TimedStart {
-        engine: EngineKind::Vllm,
+        engine: Engine::Vllm,
         expected: Millis(1),
         prior: Millis(u64::MAX),
         observed: Millis(0),
@@ -319,7 +319,7 @@ fn a_node_that_lists_ten_thousand_images_costs_no_more_than_the_limit_and_loses_
 fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leave_all() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("kin", 4)]);
     let (policy, of_vllm) = (cluster.policy().clone(), engine());
-    let of_sglang = Demand { engine: EngineKind::Sglang, ..engine() };
+    let of_sglang = Demand { engine: Engine::Sglang, ..engine() };
     let keys = |cluster: &mut Cluster| {
         let snapshot = cluster.snapshot();
         [&of_vllm, &of_sglang].map(|demand| snapshot.start_model().key_of(demand))

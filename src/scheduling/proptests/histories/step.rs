@@ -153,5 +153,6 @@ pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[
         in_flight: Vec::new(),
         sleep: Vec::new(),
         over_grant: Vec::new(),
+        unread: Vec::new(),
     }
 }

@@ -1,13 +1,13 @@
 //! When two demands are equal for a node: the one key under which results of fit and score are shared.
 
 use super::{Demand, HostResources, Sharing};
+use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu_wish::GpuWish;
 use crate::scheduling::vocabulary::image::ImageId;
 use crate::scheduling::vocabulary::spare::SpareSet;
-use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct DemandKey {
     /// What has to be pulled where it is missing.
     images: Arc<[ImageId]>,
     /// Engines differ in how long they take to start; without a model none is known.
-    engine: EngineKind,
+    engine: Engine,
 }
 
 impl DemandKey {
@@ -83,7 +83,7 @@ impl DemandKey {
             wish: wish.clone(),
             kept: *kept,
             images: images.clone(),
-            engine: if model.is_some() { *engine } else { EngineKind::default() },
+            engine: if model.is_some() { *engine } else { Engine::default() },
         }
     }
 }
@@ -124,7 +124,7 @@ mod tests {
                 ..base.clone()
             },
             Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
-            Demand { engine: EngineKind::Vllm, ..base.clone() },
+            Demand { engine: Engine::Vllm, ..base.clone() },
         ];
         for (n, other) in others.iter().enumerate() {
             assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
@@ -135,7 +135,7 @@ mod tests {
     fn demands_that_no_node_tells_apart_share_a_key() {
         let base = demand_of(40 << 30, 1, Sharing::Shared, 0);
         let without_model = Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() };
-        let of_an_engine = Demand { engine: EngineKind::Vllm, ..base.clone() };
+        let of_an_engine = Demand { engine: Engine::Vllm, ..base.clone() };
         let urgent = Demand { priority: 7, may_preempt: false, ..base.clone() };
         assert_eq!(
             [without_model, of_an_engine, urgent].map(|other| DemandKey::of(&other)),

@@ -16,7 +16,9 @@ use crate::scheduling::testkit::{self, LedgerCluster, START, gpu, gpu_pair, key,
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{
+    EngineLoad, Freshness, GpuReading, NodeReading, UnreadPod,
+};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeSet;
@@ -84,6 +86,7 @@ impl MeasurementFixture {
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),
+            unread: Vec::new(),
         };
         self.ledger.read(&node(), reading.into());
     }

@@ -98,6 +98,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         in_flight: Vec::new(),
         sleep: Vec::new(),
         over_grant: Vec::new(),
+        unread: Vec::new(),
     };
     bench.ledger.read(&node(), reading.into());
     assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");

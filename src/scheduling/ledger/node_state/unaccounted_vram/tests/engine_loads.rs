@@ -1,6 +1,7 @@
 //! What readings of engines change of what decisions see.
 
 use super::*;
+use crate::scheduling::policy::UnknownLoadRule;
 
 fn load(kv: u8, queue: u32) -> EngineLoad {
     EngineLoad::of(Percent::new(kv), Some(queue))
@@ -83,4 +84,89 @@ fn the_averages_are_stored_with_the_ledger() {
     assert!(average(ledger).is_some_and(|average| average.kv_cache() > Percent::new(40)));
     assert_eq!(average(&loaded), average(ledger));
     assert_eq!(loaded.snapshot(), bench.ledger.snapshot());
+}
+
+/// What decisions see of `GPU-a`, on which a pod's engine cannot be read, beside an engine that says `known`.
+fn beside_unread(
+    bench: &mut MeasurementFixture,
+    pod: &str,
+    declares_port: bool,
+    known: EngineLoad,
+) -> EngineLoad {
+    for _ in 0..3 {
+        bench.pass(1);
+        let gpu_reading = |uuid: &str, engine_load| GpuReading {
+            uuid: gpu(uuid),
+            used: Some(Bytes::gib(30)),
+            attributed: vec![(uid(pod), Bytes::gib(30))],
+            engine_load,
+        };
+        let unread = UnreadPod { pod: uid(pod), gpus: [gpu("GPU-a")].into(), declares_port };
+        let reading = NodeReading {
+            sampled: bench.now,
+            gpus: vec![gpu_reading("GPU-a", known), gpu_reading("GPU-b", EngineLoad::NONE)],
+            unread: vec![unread],
+            ..NodeReading::default()
+        };
+        bench.ledger.read(&node(), reading.into());
+    }
+    let snapshot = bench.ledger.snapshot();
+    let gpus = &snapshot.node("n").unwrap().gpus;
+    assert_eq!(gpus[1].engine_load, EngineLoad::NONE, "it is on the other GPU");
+    gpus[0].engine_load
+}
+
+#[test]
+fn a_gpu_whose_pod_may_run_an_engine_that_cannot_be_read_has_an_unknown_load() {
+    let mut bench = with_engine();
+    let none = EngineLoad::NONE;
+    assert_eq!(
+        beside_unread(&mut bench, "engine", false, none),
+        EngineLoad::UNKNOWN,
+        "its class runs engines"
+    );
+    assert_eq!(
+        beside_unread(&mut bench, "foreign", false, none),
+        EngineLoad::UNKNOWN,
+        "nobody knows its class"
+    );
+    let busy = beside_unread(&mut bench, "engine", false, load(97, 3));
+    assert_eq!(busy, EngineLoad { partial: true, ..load(97, 3) }, "what is known counts");
+}
+
+#[test]
+fn a_pod_of_a_class_without_engines_that_serves_nothing_has_no_kv_cache() {
+    let mut bench = MeasurementFixture::new();
+    let batch = demand(30, -1, bench.ledger.policy());
+    let devices = Some(vec![gpu("GPU-a")].into());
+    let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
+    bench.ledger.observe("batch", batch, state, None);
+    assert_eq!(beside_unread(&mut bench, "batch", false, EngineLoad::NONE), EngineLoad::NONE);
+    assert_eq!(
+        beside_unread(&mut bench, "batch", true, EngineLoad::NONE),
+        EngineLoad::UNKNOWN,
+        "it serves something"
+    );
+}
+
+#[test]
+fn a_class_may_keep_away_from_engines_that_do_not_say_how_busy_they_are() {
+    for rule in [UnknownLoadRule::Accept, UnknownLoadRule::Refuse] {
+        let policy = Policy::default();
+        let mut classes = policy.classes().to_vec();
+        classes.iter_mut().for_each(|class| class.limits.unknown_load = rule);
+        let mut bench = MeasurementFixture::with(policy.with_classes(classes).unwrap());
+        bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
+        bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
+        let serving = bench.wait("serving", 20, 0);
+        beside_unread(&mut bench, "engine", false, EngineLoad::NONE);
+        let expected = match rule {
+            UnknownLoadRule::Accept => Ok(()),
+            UnknownLoadRule::Refuse => Err(Misfit::UnknownLoad { unknown: 1, asked: 1 }),
+        };
+        assert_eq!(bench.verdict(&serving), expected);
+        beside_unread(&mut bench, "engine", false, load(97, 0));
+        let code = bench.verdict(&serving).map_err(|misfit| misfit.code());
+        assert_eq!(code, Err("engines-busy"), "what is known comes first");
+    }
 }
