@@ -85,14 +85,13 @@ fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
     let mut both = asks("both", GPU, 1);
     both["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"] = json!("1Gi");
     for (pod, phrase) in [
-        (&asks("none", GPU, 0), "pod asks for zero nvidia.com/*"),
         (&several, "pod asks for several of nvidia.com/*"),
         (&both, "pod asks for stowage.dev/vram and for nvidia.com/*"),
     ] {
         assert_eq!(refusals(&served, pod, &["a"])["a"], phrase);
     }
     assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::InvalidRequest));
-    assert_eq!(served.events().len(), 3);
+    assert_eq!(served.events().len(), 2);
     let mut neither = asks("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });
     assert_eq!(served.filter(&neither, &["a"]).status, 422);
