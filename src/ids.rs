@@ -3,6 +3,10 @@
 //! Every name is an `Arc<str>`: cloning one into a ledger entry or a decision costs a counter, not a copy.
 //! Nothing here knows what a name refers to.
 
+mod model_id;
+
+pub use model_id::ModelId;
+
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Borrow;
@@ -101,10 +105,6 @@ name!(
 name!(
     /// A GPU's product name, such as `NVIDIA-H100-80GB-HBM3`.
     GpuModel, "GPU model");
-name!(
-    /// A model an engine serves, such as `meta-llama/Llama-3.1-8B`.
-    ModelId, "model id");
-
 name!(
     /// One term of one leader: `LEASE-UID/TRANSITIONS/NONCE`. No two terms share it, and a process that restarts begins another.
     LeaderEpoch, "leader epoch");

@@ -134,6 +134,8 @@ pub async fn wait(socket: &Path, limit: Duration, agent_limit: Duration) -> &'st
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream as Asked;
 
     fn pod(name: &str, devices: &str, is_ready: bool) -> PodOnNode {
         let ready = if is_ready { "True" } else { "False" };
@@ -146,14 +148,15 @@ mod tests {
     }
 
     /// Asks for a pod; the other end of the connection.
-    fn ask(turns: &mut Turns, name: &str) -> UnixStream {
-        let (there, here) = UnixStream::pair().unwrap();
-        turns.ask([PodUid::parse(name).unwrap()].into(), there);
+    fn ask(turns: &mut Turns, name: &str) -> Asked {
+        let (there, here) = Asked::pair().unwrap();
+        [&there, &here].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
+        turns.ask(PodUid::parse(name).unwrap(), UnixStream::from_std(there).unwrap());
         here
     }
 
-    fn waits(connection: &UnixStream) -> bool {
-        !matches!(connection.try_read(&mut [0]), Ok(0))
+    fn waits(mut connection: &Asked) -> bool {
+        !matches!(connection.read(&mut [0]), Ok(0))
     }
 
     #[tokio::test]
@@ -209,6 +212,8 @@ mod tests {
         turns.round(&pods, now);
         assert_eq!((again.each_ref().map(waits), waits(&two)), ([false; 2], true));
         drop(two);
+        // The runtime looks at its connections.
+        tokio::task::yield_now().await;
         turns.round(&pods[1..], now);
         assert!(!waits(&three));
     }

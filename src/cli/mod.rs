@@ -279,7 +279,7 @@ impl Cli {
         let runtime = runtime.enable_all().build().context("no threads")?;
         match self.command {
             Command::Serve(args) => {
-                args.log.to_stderr("info");
+                args.log.to_stderr(LOG_OF_SERVE);
                 let outcome = runtime.block_on(serve::serve(args.validate()?));
                 // All orderly work is finished. A thread that still runs does nothing that is needed.
                 runtime.shutdown_timeout(LEFT_TO_THREADS);
@@ -376,7 +376,8 @@ pub fn no_answer(error: anyhow::Error) -> Result<ExitCode> {
 /// They are asked to stop beforehand, and check for it at every node.
 const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 
-/// The client's own log repeats at each attempt what the agent logs once.
+/// The client's own log repeats at each attempt what Stowage logs once.
+const LOG_OF_SERVE: &str = "info,kube_runtime::watcher=off";
 const LOG_OF_AGENT: &str = "info,kube_client=off";
 const LOG_OF_LOOK: &str = "error,kube_client=off";
 

@@ -7,7 +7,9 @@ use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
 use super::{Extender, shadow};
 use crate::ids::{NodeName, PodKey, PodUid, listed};
-use crate::kubernetes::port::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord, StatusChange};
+use crate::kubernetes::port::{
+    BindOrder, BindOutcome, ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, StatusChange,
+};
 use crate::recording::answer::Decision;
 use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
@@ -208,6 +210,15 @@ impl BindTask {
         self.note_placement(order);
         let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
         info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
+        if let Some(greatest) = placement.greatest_fraction {
+            let text = format!(
+                "The pod's grant is {} of one GPU's memory and {greatest} of another's: stowage.dev/gpu-memory-fraction is the \
+                 smaller, so that an engine uses more than it was granted on neither, and less on the second.",
+                placement.memory_fraction
+            );
+            let (key, uid) = (order.key.clone(), order.uid.clone());
+            control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::UnevenGpus, text });
+        }
         if order.shows_reservation {
             let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
             // Clears the reservation's condition. If this fails, the planner clears it for as long as the pod shows it.

@@ -7,6 +7,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::recording::answer::{Asked, Decision};
+use crate::scheduling::explaining::remedy::RemedyChange;
 use crate::scheduling::placing::fit::sentence;
 use crate::scheduling::placing::rank::{RefusedNodes, Shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -14,6 +15,7 @@ use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
 use crate::scheduling::vocabulary::demand::RequestError;
+use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::telemetry::NO_CODE;
 use crate::units::plural;
 use k8s_openapi::api::core::v1::Pod;
@@ -49,6 +51,10 @@ pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, In
             let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
             Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption }))
         }
+        Err(RequestError::NoVram) if objects::asks_for_zero(pod) => {
+            let demand = objects::claims_demand(pod, |traits| extender.service.classify(traits));
+            Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption: None }))
+        }
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(InvalidPod { uid, key, error })),
     }
@@ -59,9 +65,12 @@ pub fn filter<'a>(
     args: &'a ExtenderArgs<'a>,
     nodes: &'a AskedNodes<'a>,
 ) -> Result<FilterResult<'a>, BadRequest> {
+    let pass_all = |code| {
+        count_answer(extender, "passed", code);
+        answer(nodes, 0..nodes.len(), std::iter::empty())
+    };
     if objects::asks_by_claims(&args.pod) {
-        count_answer(extender, "passed", "claims");
-        return Ok(answer(nodes, 0..nodes.len(), std::iter::empty()));
+        return Ok(pass_all("claims"));
     }
     let request = match read_pod(extender, &args.pod)? {
         Ok(request) => request,
@@ -70,6 +79,11 @@ pub fn filter<'a>(
             return Ok(let_through.unwrap_or_else(|| refuse_invalid(extender, nodes, &invalid)));
         }
     };
+    if request.demand.ask == Ask::Claims {
+        // The ledger takes note of it, for its Binding.
+        ask(extender, request);
+        return Ok(pass_all("no-gpu"));
+    }
     let step = extender.service.traces().step("decide");
     let (view, asked) = ask(extender, request);
     let score_cache = || extender.service.score_cache();
@@ -162,10 +176,15 @@ pub fn answer<'a>(
     }
 }
 
-fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, text: String) {
+fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mut text: String) {
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
+    // It is of the pod's own namespace, so the Event may name it.
+    if let Some(old) = extender.service.cluster().predecessor_in_the_way(&uid) {
+        write!(text, " In a rolling update, {}.", RemedyChange::of_predecessor(old))
+            .expect("a String takes any text");
+    }
     extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }
 

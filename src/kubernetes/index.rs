@@ -131,6 +131,10 @@ impl ClusterIndex {
         if !objects::asks_for_gpu(pod) {
             service.cluster().apply(for_filters);
             note_placeless(service, &uid, pod);
+            // The ledger knows a pod that asks for zero until it is bound.
+            if objects::asks_for_zero(pod) && !objects::is_pending(pod) {
+                self.release(service, &uid, &key);
+            }
             self.note_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
@@ -415,9 +419,9 @@ fn see(
 ) -> PodSeen {
     let reservation = recorded_reservation(service, pod);
     let has_reservation = reservation.is_some();
-    let (mode, classify) = (service.policy().mode, |traits: &PodTraits| service.classify(traits));
+    let (policy, classify) = (service.policy(), |traits: &PodTraits| service.classify(traits));
     let observation =
-        objects::classified_observation(pod, mode, &classify, reservation, service.clock.wall());
+        objects::classified_observation(pod, &policy, &classify, reservation, service.clock.wall());
     let mut cluster = service.cluster();
     cluster.apply(for_filters);
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's

@@ -58,7 +58,7 @@ impl DeviceMetrics {
             warnings: families.sampled(
                 "stowage_node_warnings",
                 "1 for what is remarkable about a node's GPUs by its Node object; stowage explain says what it is.",
-                [node(), known("code", NodeWarning::CODES)],
+                [node(), known("code", NodeWarning::CODES.iter().copied())],
             ),
             report_age: families.sampled(
                 "stowage_node_report_age_seconds",

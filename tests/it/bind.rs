@@ -1,11 +1,15 @@
 //! Bind against a control plane with every possible answer: the scheduler's answer, and the ledger afterwards. OK is only
 //! answered for a pod that is bound to that node.
 
-use crate::served::{Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
+use crate::served::{
+    Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, over, pod, report, uid_of,
+};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use stowage::ids::{GpuUuid, NodeName, PodUid};
-use stowage::kubernetes::port::{BindOutcome, ControlPlaneError, PodOnRecord};
+use stowage::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
+use stowage::kubernetes::objects::binding;
+use stowage::kubernetes::port::{BindOutcome, ControlPlaneError, PodEventReason, PodOnRecord};
 use stowage::scheduling::ledger::PodPhase;
 use stowage::units::Bytes;
 
@@ -72,8 +76,82 @@ fn the_binding_names_the_gpus_that_are_charged() {
     assert_eq!((order.uid, order.key, outcome), (uid_of(&llm), key_of(&llm), Some(BindOutcome::Written)));
     let devices: Vec<&str> = order.placement.devices.iter().map(GpuUuid::as_str).collect();
     assert_eq!((order.placement.node.as_str(), devices), ("node-b", vec!["GPU-node-b-0"]));
-    assert_eq!((order.placement.granted, order.placement.memory_hundredths), (Bytes::gib(40), 50));
+    assert_eq!(
+        (order.placement.granted, order.placement.memory_fraction.to_string().as_str()),
+        (Bytes::gib(40), "0.5000")
+    );
     assert_eq!(served.charged("node-b"), TAKEN);
+}
+
+/// What the Binding writes under keys of fractions, by what stands before the name.
+fn fractions(served: &Served, pod: &Value) -> BTreeMap<String, String> {
+    assert_eq!(served.bind(pod, "node-a"), "");
+    let (order, _) = served.control_plane.orders.lock().last().unwrap().clone();
+    let epoch = LeaderEpoch::new("lease", 1, "nonce");
+    let binding = binding(&order.key, &order.uid, &order.demand, &order.placement, Some("nvidia.com/gpu"), &epoch);
+    let annotations = binding.metadata.annotations.unwrap();
+    let prefix = |key: &str| key.strip_suffix("/gpu-memory-fraction").map(str::to_owned);
+    annotations.into_iter().filter_map(|(key, value)| Some((prefix(&key)?, value))).collect()
+}
+
+fn asking(name: &str, vram: &str) -> Value {
+    json!({ "name": name, "resources": { "limits": { "stowage.dev/vram": vram } } })
+}
+
+#[test]
+fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
+    let mut several = pod("several", "40Gi");
+    let (llm, embed, rerank) = (asking("llm", "32Gi"), asking("embed", "10Gi"), asking("rerank", "6Gi"));
+    several["spec"]["containers"] = json!([llm, embed, rerank, { "name": "logs" }]);
+    let mut prepared = pod("prepared", "10Gi");
+    let mut watch = asking("watch", "2Gi");
+    watch["restartPolicy"] = json!("Always");
+    prepared["spec"]["initContainers"] = json!([asking("warm", "40Gi"), watch]);
+    let one = pod("one", "256Mi");
+    let served = || {
+        let waiting = [several.clone(), prepared.clone(), one.clone()];
+        ServedCluster::of(&[("node-a", 2)]).with(waiting).serve()
+    };
+    let of = |pod| fractions(&served(), pod).into_iter().collect::<Vec<_>>();
+    let told = |parts: &[(&str, &str)]| -> Vec<_> {
+        parts.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    };
+    assert_eq!(
+        of(&several),
+        told(&[
+            ("embed.container.stowage.dev", "0.1250"),
+            ("llm.container.stowage.dev", "0.4000"),
+            ("rerank.container.stowage.dev", "0.0750"),
+            ("stowage.dev", "0.6000"),
+        ])
+    );
+    assert_eq!(
+        of(&prepared),
+        told(&[
+            ("engine.container.stowage.dev", "0.1250"),
+            ("stowage.dev", "0.5000"),
+            ("warm.container.stowage.dev", "0.5000"),
+            ("watch.container.stowage.dev", "0.0250"),
+        ])
+    );
+    assert_eq!(of(&one), told(&[("stowage.dev", "0.0031")]), "of one container it is the pod's");
+}
+
+#[test]
+fn a_pod_over_unequal_gpus_is_told_the_smallest_of_its_fractions_and_why() {
+    let two = over(pod("two", "40Gi"), 2);
+    let served = ServedCluster::of(&[("node-a", 2)]).with([two.clone()]).serve();
+    let mut unequal = report("node-a", "boot", 1, 2);
+    unequal["gpus"][0]["totalBytes"] = json!(24u64 << 30);
+    assert_eq!(served.report(unequal).status, 200);
+    assert_eq!(fractions(&served, &two), [("stowage.dev".to_owned(), "0.2500".to_owned())].into());
+    let told = served.events().into_iter().find(|(pod, ..)| pod == "two").expect("an Event");
+    assert_eq!(told.1, PodEventReason::UnevenGpus);
+    assert!(told.2.contains("0.2500") && told.2.contains("0.8333"), "{}", told.2);
+    // Over equal ones there is nothing to say.
+    let served = ServedCluster::of(&[("node-a", 2)]).with([two.clone()]).serve();
+    assert_eq!(fractions(&served, &two), [("stowage.dev".to_owned(), "0.2500".to_owned())].into());
+    assert_eq!(served.events(), []);
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn compare(name: &str, actual: &str) {
 ///  node-c  2 GPUs   0: exclusive   1: 70 GiB allocated
 /// ```
 fn quiet() -> ServedCluster {
-    let mut llm = pod("llm-0", "24576");
+    let mut llm = pod("llm-0", "24Gi");
     llm["metadata"]["uid"] = json!("2251aa96-c531-460c-97b3-d10d372251c1");
     // node-b has one GPU too few for it.
     let mut too_late = over(pod("binderr", "284Gi"), 4);

@@ -133,6 +133,25 @@ fn a_pod_that_asks_for_no_vram_is_a_422() {
 }
 
 #[test]
+fn a_pod_that_asks_for_zero_vram_fits_everywhere_and_is_bound_without_a_gpu() {
+    let served = served();
+    let mut pod = pod("none", "0");
+    for resource in ["stowage.dev/vram", "nvidia.com/gpu"] {
+        pod["spec"]["containers"][0]["resources"] = json!({ "limits": { resource: "0" } });
+        assert_eq!(served.passed(&pod, &["node-a", "node-z"]), ["node-a", "node-z"], "{resource}");
+        let ranked = served.prioritize(&pod, &["node-a", "node-z"]);
+        assert_eq!(ranked.iter().map(|(node, _)| node.as_str()).collect::<Vec<_>>(), ["node-a", "node-z"]);
+        let answer = served.post("/scheduler/preempt", preempt_args(&pod, &[]));
+        assert_eq!((answer.status, answer.json()), (200, json!({ "NodeNameToMetaVictims": {} })));
+    }
+    let before = served.charged("node-a");
+    assert_eq!(served.bind(&pod, "node-a"), "");
+    let order = served.control_plane.orders.lock().last().unwrap().0.clone();
+    assert!(order.demand.asks_plugin() && order.placement.devices.is_empty(), "a plain Binding: {order:?}");
+    assert_eq!(served.charged("node-a"), before);
+}
+
+#[test]
 fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
     let served = served();
     let unreadable = "pod has a quantity that cannot be read";
@@ -143,7 +162,6 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
         ("40 GiB", "bad-quantity", unreadable),
         ("", "bad-quantity", unreadable),
         ("-1", "bad-quantity", unreadable),
-        ("0", "zero-vram", "pod asks for zero stowage.dev/vram"),
     ];
     for (quantity, code, phrase) in cases {
         let (ledger, events) = (served.ledger(), served.events().len());

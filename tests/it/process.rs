@@ -460,5 +460,8 @@ fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_
     let lines_with = |text: &str| log.iter().filter(|line| line.contains(text)).count();
     assert_eq!((lines_with("ERROR"), lines_with("rbac.yaml")), (0, 0), "{log:#?}");
     assert_eq!(lines_with("the watch failed and is retried"), 3, "once for each kind: {log:#?}");
-    assert_eq!(lines_with("the watch works again"), 3, "{log:#?}");
+    assert_eq!(lines_with("kube_runtime"), 0, "{log:#?}");
+    assert_eq!(lines_with("the watch works again"), 2, "{log:#?}");
+    // Nothing is placed without pods and nodes; budgets are not waited for.
+    assert!(running.line_with("the watch works again").contains("poddisruptionbudgets"));
 }

@@ -379,5 +379,5 @@ impl WatchedEngine {
 /// The model that the pod declares.
 pub fn declared_model(pod: &PodOnNode) -> Option<ModelId> {
     let said = pod.annotations.get("stowage.dev/model").or_else(|| pod.labels.get("llm-d.ai/model"));
-    said.and_then(|text| ModelId::parse(text).ok())
+    said.and_then(|text| ModelId::parse_named(text).ok().flatten())
 }

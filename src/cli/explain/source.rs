@@ -71,6 +71,9 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
     if objects::is_finished(pod) {
         return format!("{key} has ended: it has no GPU and requests none");
     }
+    if objects::waits_for_its_end(pod) {
+        return format!("{key} is being deleted and has no node: kube-scheduler does not place it any more");
+    }
     match objects::demand(pod, policy) {
         Err(RequestError::NoVram) => format!(
             "{key} is none of Stowage's: no container of it asks for stowage.dev/vram, nor a device plugin for a GPU; add it to the container's \

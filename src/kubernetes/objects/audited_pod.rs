@@ -9,6 +9,7 @@ use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::audit::conflicts::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{MAX_GPUS, Sharing};
+use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
 use crate::units::Moment;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -24,7 +25,7 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
     let grant = Grant {
         per_gpu: granted.split((gpus.len() as u32).max(1)),
         sharing: granted_sharing(pod),
-        hundredths: hundredths(pod).unwrap_or_default(),
+        fraction: fraction(pod).unwrap_or_default(),
         started: has_started(pod),
         leaving: pod.metadata.deletion_timestamp.is_some(),
         is_static: is_mirror(pod),
@@ -54,12 +55,8 @@ fn granted_sharing(pod: &Pod) -> Sharing {
     if granted_exclusive(pod) == Some(true) { Sharing::Exclusive } else { Sharing::Shared }
 }
 
-/// `0.85` is 85.
-fn hundredths(pod: &Pod) -> Option<u8> {
-    let (whole, part) = annotation(pod, written::MEMORY_FRACTION)?.split_once('.')?;
-    let whole: u8 = whole.parse().ok().filter(|whole| *whole <= 1)?;
-    let part: u8 = part.parse().ok().filter(|_| part.len() == 2)?;
-    Some(whole * 100 + part).filter(|hundredths| *hundredths <= 100)
+fn fraction(pod: &Pod) -> Option<MemoryFraction> {
+    MemoryFraction::parse(annotation(pod, written::MEMORY_FRACTION)?)
 }
 
 /// Whether a container of the pod runs or has run. Init containers do not count: a pod that still downloads its model has
@@ -125,8 +122,8 @@ mod tests {
         );
         assert_eq!(gpus, ["GPU-1", "GPU-2"]);
         assert_eq!(
-            (grant.per_gpu, grant.hundredths, grant.sharing),
-            (Bytes::gib(40), 85, Sharing::Exclusive)
+            (grant.per_gpu, grant.fraction.to_string().as_str(), grant.sharing),
+            (Bytes::gib(40), "0.8500", Sharing::Exclusive)
         );
         assert_eq!(grant.since.bound - grant.since.created, 5);
     }
@@ -139,7 +136,7 @@ mod tests {
         assert_eq!((gpus.len(), grant.per_gpu), (0, Bytes::ZERO));
         for odd in ["", "85", "0.855", "0.x5", "2.00", "1.50", "-0.5"] {
             let (_, grant) = observed(json!({ "stowage.dev/gpu-memory-fraction": odd }), json!({}));
-            assert_eq!(grant.hundredths, 0, "{odd:?}");
+            assert_eq!(grant.fraction, MemoryFraction::ZERO, "{odd:?}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::written;
 use crate::ids::{GpuUuid, LeaderEpoch, PodKey, PodUid};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::{AskingContainer, Demand, Sharing};
 use crate::scheduling::vocabulary::placement::Placement;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -53,7 +53,7 @@ fn annotations(
         (written::DEVICES.to_owned(), join(&placement.devices)),
         (written::GRANTED.to_owned(), placement.granted.0.to_string()),
         (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
-        (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
+        (written::MEMORY_FRACTION.to_owned(), placement.memory_fraction.to_string()),
         (written::VISIBLE_DEVICES.to_owned(), names.clone()),
         (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
     ]);
@@ -63,8 +63,10 @@ fn annotations(
     }
     // A plugin would look for a specification, and fail the container if there is none.
     if cdi_kind.is_some_and(|kind| kind != IN_MEMORY_CDI_KIND) {
-        annotations.extend(demand.containers.iter().filter_map(|name| Some((nri_key(name)?, names.clone()))));
+        let containers = demand.containers.iter();
+        annotations.extend(containers.filter_map(|one| Some((nri_key(&one.name)?, names.clone()))));
     }
+    annotations.extend(container_fractions(demand, placement));
     annotations
 }
 
@@ -76,9 +78,13 @@ fn nri_key(container: &str) -> Option<String> {
     (name.len() <= LONGEST_KEY_NAME).then_some(key)
 }
 
-/// `0.85`: engines refuse to start when asked for more than is free, so it is rounded down.
-fn memory_fraction(placement: &Placement) -> String {
-    format!("{}.{:02}", placement.memory_hundredths / 100, placement.memory_hundredths % 100)
+/// Where several containers ask, each container's own part of the pod's fraction: told the pod's, each would use all of it.
+fn container_fractions(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (String, String)> {
+    let several = (demand.containers.len() > 1).then_some(&demand.containers);
+    several.into_iter().flat_map(|containers| containers.iter()).map(|AskingContainer { name, vram }| {
+        let fraction = placement.memory_fraction.part(*vram, demand.vram());
+        (format!("{name}{}", written::CONTAINER_FRACTION_SUFFIX), fraction.to_string())
+    })
 }
 
 /// In the CDI modes fully qualified: a bare UUID is taken there for one of the runtime's default kind, of which a node need not have

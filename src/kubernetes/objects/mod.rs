@@ -63,7 +63,9 @@ pub mod asked {
     pub const KV_CACHE: &str = "stowage.dev/kv-cache";
     /// On a bound pod: its engine is to wake, or is awake. Any text; a new one for each request.
     pub const WAKE_REQUESTED: &str = "stowage.dev/wake-requested";
-    /// Labels that name the model where the annotation is missing: llm-d's and KServe's.
+    /// What KServe downloads for the pod: it names the model if it is one of the Hugging Face hub.
+    pub const KSERVE_SOURCE: &str = "internal.serving.kserve.io/storage-initializer-sourceuri";
+    /// Labels that name the model where no annotation does: llm-d's and KServe's.
     pub const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
 }
 
@@ -74,6 +76,8 @@ pub mod written {
     /// `true` if the pod has its GPUs to itself, `false` if it shares them.
     pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
     pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
+    /// Behind a container's name, where several ask: the part of it that is this container's.
+    pub const CONTAINER_FRACTION_SUFFIX: &str = ".container.stowage.dev/gpu-memory-fraction";
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
     /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
     pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
@@ -135,9 +139,16 @@ pub fn asks_by_claims(pod: &Pod) -> bool {
     claims.next().is_some() && !asks_for_gpu(pod)
 }
 
-/// Whether any container names `stowage.dev/vram`.
+/// Whether any container asks for `stowage.dev/vram`.
 pub fn asks_for_vram(pod: &Pod) -> bool {
-    pod.spec.iter().flat_map(containers).any(|(_, container)| amount(container, VRAM).is_some())
+    pod.spec.iter().flat_map(containers).any(|(_, container)| requested(container, VRAM).is_some())
+}
+
+/// Whether the pod names a resource of GPUs and asks for none of it: kube-scheduler asks Stowage all the same, by the name alone.
+pub fn asks_for_zero(pod: &Pod) -> bool {
+    let is_gpu = |name: &str| name == VRAM || PluginResource::is_one(name);
+    let mut named = pod.spec.iter().flat_map(containers).flat_map(|(_, container)| named(container));
+    named.any(is_gpu) && !asks_for_gpu(pod)
 }
 
 /// Whether the pod has ended, so that its GPUs are free.
@@ -148,8 +159,16 @@ pub fn is_finished(pod: &Pod) -> bool {
 
 /// Whether the pod is being deleted and has no node: kube-scheduler ignores it from then on, whatever finalizers keep it.
 pub fn waits_for_its_end(pod: &Pod) -> bool {
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    pod.metadata.deletion_timestamp.is_some() && node.is_none_or(str::is_empty)
+    pod.metadata.deletion_timestamp.is_some() && has_no_node(pod)
+}
+
+/// Whether the pod may still get a node.
+pub fn is_pending(pod: &Pod) -> bool {
+    has_no_node(pod) && !is_finished(pod) && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn has_no_node(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(str::is_empty)
 }
 
 /// A pod as the ledger takes it, or `None` if it requests no GPU or cannot be identified. `reservation` is the one that its
@@ -163,13 +182,13 @@ pub fn observation(
     reservation: Option<Reservation>,
     now: jiff::Timestamp,
 ) -> Option<PodObservation> {
-    classified_observation(pod, policy.mode, &|traits| policy.classify(traits), reservation, now)
+    classified_observation(pod, policy, &|traits| policy.classify(traits), reservation, now)
 }
 
 /// The same, with a classifier that may have the classification cached.
 pub fn classified_observation(
     pod: &Pod,
-    mode: Mode,
+    policy: &Policy,
     classify: &dyn Fn(&PodTraits) -> Classification,
     reservation: Option<Reservation>,
     now: jiff::Timestamp,
@@ -180,9 +199,13 @@ pub fn classified_observation(
     let (uid, key) = identity(pod).ok()?;
     let observed = Some(disruption_info::observed(pod, now));
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
-        let demand = waiting_demand(pod, mode, classify)?;
+        let demand = waiting_demand(pod, policy.mode, classify)?;
         let reservation = reservation.filter(|_| !demand.asks_plugin());
-        let state = ObservedPhase::Waiting(ObservedWaiting { reservation, ..waiting(pod) });
+        let mut waiting = ObservedWaiting { reservation, ..waiting(pod) };
+        if waiting.gate == SchedulingGate::Planned && !is_served(pod, policy) {
+            waiting.gate = SchedulingGate::Others;
+        }
+        let state = ObservedPhase::Waiting(waiting);
         return Some(PodObservation { uid, key, demand, state, observed });
     };
     let node = NodeName::parse(node).ok()?;
@@ -194,6 +217,12 @@ pub fn classified_observation(
         pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
     let state = ObservedPhase::Bound { node, devices, starting: is_starting(pod), ran };
     Some(PodObservation { uid, key, demand, state, observed })
+}
+
+/// Whether the pod's scheduler asks Stowage. Another one would place the pod where it likes once its gate is lifted.
+fn is_served(pod: &Pod, policy: &Policy) -> bool {
+    let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or_default();
+    scheduler.is_empty() || policy.planning.scheduler_names.iter().any(|name| name == scheduler)
 }
 
 /// What keeps a pending pod from the scheduler, and where it is nominated; without its reservation.
@@ -212,8 +241,14 @@ pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
     classified_worst_case(pod, |traits| policy.classify(traits))
 }
 
+/// What a Binding recorded of the pod counts before what its annotations were edited to since.
 fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
-    with_request(pod, |request| Demand::worst_case_classified(request, classify))
+    let gpus = recorded_devices(pod).map(|devices| devices.len().to_string());
+    with_request(pod, |request| {
+        let gpus = gpus.as_deref().or(request.gpus);
+        let exclusive = annotation(pod, written::EXCLUSIVE).or(request.exclusive);
+        Demand::worst_case_classified(&PodRequest { gpus, exclusive, ..*request }, classify)
+    })
 }
 
 /// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
@@ -323,6 +358,7 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
         .collect();
     let labels = pod.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
     let label = |key: &&str| labels.get(*key).map(String::as_str);
+    let source = annotation(pod, asked::KSERVE_SOURCE).filter(|uri| uri.starts_with("hf://"));
     let grace = spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
     use_it(&PodRequest {
         namespace: pod.metadata.namespace.as_deref().unwrap_or("default"),
@@ -334,7 +370,9 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
         containers: &containers,
         gpus: annotation(pod, asked::GPUS),
         exclusive: annotation(pod, asked::EXCLUSIVE),
-        model: annotation(pod, asked::MODEL).or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
+        model: annotation(pod, asked::MODEL)
+            .or(source)
+            .or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
         kv_cache: annotation(pod, asked::KV_CACHE),
         service_account: spec.and_then(|s| s.service_account_name.as_deref()),
         resources: &resources,
@@ -354,7 +392,7 @@ fn container_request(role: ContainerRole, container: &Container) -> ContainerReq
     ContainerRequest {
         name: &container.name,
         role,
-        vram: amount(container, VRAM),
+        vram: requested(container, VRAM),
         plugin: plugin_amount(container),
         cpu: amount(container, "cpu"),
         memory: amount(container, "memory"),
@@ -366,6 +404,11 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
     let resources = container.resources.as_ref()?;
     let find = |amounts: &'a Option<BTreeMap<String, Quantity>>| amounts.as_ref()?.get(resource);
     find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
+}
+
+/// The same where it is an amount: zero is no request. What cannot be read may be any amount.
+fn requested<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
+    amount(container, resource).filter(|text| Bytes::parse_quantity(text) != Ok(Bytes::ZERO))
 }
 
 fn plugin_amount(container: &Container) -> PluginAmount<'_> {
@@ -381,6 +424,11 @@ fn plugin_amount(container: &Container) -> PluginAmount<'_> {
 
 /// Names of the resources that a container requests.
 fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
+    named(container).filter(|name| requested(container, name).is_some())
+}
+
+/// The same with those of which it asks for zero.
+fn named(container: &Container) -> impl Iterator<Item = &str> {
     let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
     lists.flatten().flat_map(BTreeMap::keys).map(String::as_str)
 }
@@ -388,3 +436,6 @@ fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
+
+#[cfg(test)]
+mod tests;

@@ -177,6 +177,8 @@ labels! {
         "StowageDrift" Drift,
         /// Its processes use more VRAM than it was granted.
         "StowageOverGrant" OverGrant,
+        /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
+        "StowageUnevenGpus" UnevenGpus,
         /// It will be evicted because its processes use more VRAM than it was granted.
         "StowageOveruse" Overuse,
         /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
@@ -203,7 +205,7 @@ pub fn reserved_text(reservation: &Reservation) -> String {
 
 impl PodEventReason {
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::Reserved | Self::PolicyApplied | Self::EvictionLimit)
+        !matches!(self, Self::Reserved | Self::UnevenGpus | Self::PolicyApplied | Self::EvictionLimit)
     }
 
     /// Whether each Event of this kind has something new to say: each change of a policy does.

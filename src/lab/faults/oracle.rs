@@ -115,8 +115,8 @@ pub fn granted_per_gpu(pod: &Value) -> Option<u64> {
 /// them, and may use that of each; what the pod asks for it has in any case.
 fn usable_per_gpu(pod: &Value) -> Option<u64> {
     let fraction = pod["metadata"]["annotations"]["stowage.dev/gpu-memory-fraction"].as_str()?;
-    let hundredths: u64 = fraction.replace('.', "").parse().ok()?;
-    is_granted_alone(pod).then(|| asked(pod).1.max(WHOLE / 100 * hundredths))
+    let ten_thousandths: u64 = fraction.replace('.', "").parse().ok()?;
+    is_granted_alone(pod).then(|| asked(pod).1.max(WHOLE / 10_000 * ten_thousandths))
 }
 
 /// How many GPUs a pod asks for, and how much of each.

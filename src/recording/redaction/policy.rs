@@ -36,6 +36,7 @@ pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, Poli
     for SpareRule { pool, .. } in &mut settings.planning.spare {
         *pool = by.optional(pool);
     }
+    settings.planning.scheduler_names = by.all(&settings.planning.scheduler_names);
     settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
     for patterns in [&mut settings.nodes.gpu_resources, &mut settings.nodes.harmless_resources] {
         *patterns = patterns.iter().flat_map(|pattern| names.resources(pattern)).collect();

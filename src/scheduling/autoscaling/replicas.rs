@@ -36,6 +36,12 @@ struct ReplicaState<'a> {
 
 /// The load of every model of which there is a replica. `engines` are all that agents report.
 pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, ModelLoad> {
+    let files = files(ledger);
+    let names = model_names(ledger, engines, &files);
+    let named = |model| {
+        let model: &ModelId = ModelId::among(model, names.iter().copied());
+        names.get(model).copied().unwrap_or(model)
+    };
     let mut models: BTreeMap<&ModelId, Replicas<'_>> = BTreeMap::new();
     // Groups of which an engine is reported.
     let mut led: BTreeSet<&GroupKey> = BTreeSet::new();
@@ -43,7 +49,7 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         let pod_state = ledger.pod_state(&engine.pod);
         if is_believed(ledger, engine, pod_state) {
             // Several engines of one pod are one replica.
-            let replicas = models.entry(&engine.model).or_default();
+            let replicas = models.entry(named(&engine.model)).or_default();
             add(replicas, Replica::Pod(&engine.pod), engine.figures, pod_state);
             led.extend(pod_state.and_then(group));
         }
@@ -53,7 +59,7 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         let Some(model) = pod_state.demand.model.as_ref().filter(|_| serves(ledger, pod_state)) else {
             continue;
         };
-        let replicas = models.entry(model).or_default();
+        let replicas = models.entry(named(model)).or_default();
         let (replica, pod) = match group(pod_state) {
             _ if replicas.contains_key(&Replica::Pod(uid)) => continue,
             Some(group) if led.contains(group) => continue,
@@ -62,7 +68,6 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         };
         add(replicas, replica, without_engine(ledger, pod_state), pod);
     }
-    let files = files(ledger);
     let rules = &ledger.policy().autoscaling;
     let load = |(model, mut replicas): (&ModelId, Replicas<'_>)| {
         let counts = rules.counts(model);
@@ -73,6 +78,20 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         (model.clone(), load)
     };
     models.into_iter().map(load).filter(|(_, load)| load.is_anywhere()).collect()
+}
+
+/// Every model once, whatever its names: of these the first in order.
+fn model_names<'a>(
+    ledger: &'a Ledger,
+    engines: &'a [EngineSample],
+    files: &BTreeMap<&'a ModelId, NodeModel>,
+) -> BTreeSet<&'a ModelId> {
+    let of_pods = ledger.pods_in_no_order().filter_map(|(_, pod_state)| pod_state.demand.model.as_ref());
+    let of_engines = engines.iter().map(|engine| &engine.model);
+    let mut names: Vec<&ModelId> = files.keys().copied().chain(of_engines).chain(of_pods).collect();
+    names.sort_by_key(|model| (*model, model.as_str()));
+    names.dedup();
+    names.into_iter().collect()
 }
 
 fn add<'a>(

@@ -66,6 +66,7 @@ impl Facts {
         }
         let borrowing = ledger.borrowing_of(&entry);
         // As it may be placed.
+        entry.demand.named_by(&snapshot);
         entry.demand = ledger.as_borrower(uid, entry.demand);
         let reservation = entry.reservation();
         let victims = reservation

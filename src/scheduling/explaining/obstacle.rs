@@ -17,6 +17,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let excluding = || Obstacle::ClassExcluded { by: gpu_occupants.excluding(demand) };
     let all = [
         (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health }),
+        (!gpu.lets_share(demand.sharing)).then_some(Obstacle::ExclusiveProcess),
         (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice),
         (!gpu.is_wanted_by(demand)).then_some(Obstacle::OtherGpus),
         // An exclusive GPU has nothing free: a shortage would say nothing more.

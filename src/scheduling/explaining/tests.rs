@@ -8,7 +8,7 @@ use super::{Explanation, ShownNodes, explain};
 use crate::scheduling::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, GroupKey, GroupKind};
-use crate::scheduling::vocabulary::gpu::{GpuSet, Health};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::scheduling::vocabulary::node_reading::{NodeReading, OverGrant};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
@@ -158,6 +158,22 @@ fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
     world.devices("a", &[Health::Draining]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     assert_eq!(explanation.remedies[0].text, "a GPU 0 is draining; once healthy, the pod fits");
+}
+
+#[test]
+fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusively() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let devices = devices.iter().map(|device| Device { exclusive_process: true, ..device.clone() }).collect();
+    world.ledger.report_devices(&name("a"), devices).unwrap();
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    assert_eq!(explanation.nodes[0].misfit.as_ref().unwrap().code, "exclusive-process");
+    assert_eq!(explanation.nodes[0].gpus[0].obstacles, [Obstacle::ExclusiveProcess]);
+    let way_out = "set the compute mode of a GPU 0 to default (nvidia-smi -c DEFAULT): a GPU 0 fits then";
+    let texts: Vec<&str> = explanation.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
+    assert!(texts.contains(&way_out), "{texts:?}");
+    let alone = explained(&mut world, &Sketch { exclusive: true, ..pod("q", "10Gi") });
+    assert_eq!(alone.nodes[0].misfit, None);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::engine_model::ReusableEngineSet;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::{Bytes, Millis, Moment};
@@ -366,16 +367,15 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
         // pods that have left, or a margin for want of a report: it gets what it requests.
         Sharing::Exclusive => node_state.view().gpus[place].most().max(demand.per_gpu),
     };
-    let hundredths = |place: usize| {
-        let total = u128::from(node_state.devices()[place].total.0);
-        let share = (u128::from(granted_on(place).0) * 100).checked_div(total);
-        share.unwrap_or(0).min(100) as u8
-    };
+    let fraction = |place: usize| MemoryFraction::of(granted_on(place), node_state.devices()[place].total);
+    let memory_fraction = gpus.iter().map(fraction).min().unwrap_or_default();
+    let greatest = gpus.iter().map(fraction).max();
     Placement {
         node: node_state.view().name.clone(),
         devices: gpus.iter().map(|place| node_state.devices()[place].uuid.clone()).collect(),
         granted: gpus.iter().map(granted_on).sum(),
-        memory_hundredths: gpus.iter().map(hundredths).min().unwrap_or(0),
+        memory_fraction,
+        greatest_fraction: greatest.filter(|greatest| *greatest != memory_fraction),
         borrowed_from: Arc::new([]),
     }
 }

@@ -9,7 +9,7 @@ use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::device_plugin::PluginDevices;
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices};
 
 impl Ledger {
     /// What device plugins offer on a node that exists.
@@ -30,8 +30,9 @@ impl Ledger {
         self.members_of(group).any(stays)
     }
 
-    /// Whether the scheduler's choice stands for such a pod, whatever the ledger says.
+    /// Whether the scheduler's choice stands for such a pod, whatever the ledger says: it asks for nothing that is counted here, or
+    /// nothing is decided here.
     pub(super) fn passes_through(&self, demand: &Demand) -> bool {
-        self.policy.mode == Mode::Shadow && demand.asks_plugin()
+        demand.ask == Ask::Claims || self.policy.mode == Mode::Shadow && demand.asks_plugin()
     }
 }

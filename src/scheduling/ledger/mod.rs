@@ -62,6 +62,7 @@ mod query;
 mod reservation_status;
 mod reservations;
 mod resource_slices;
+mod rollout;
 mod set_policy;
 mod shared_parts;
 mod spare;

@@ -3,15 +3,14 @@
 use crate::ids::GpuModel;
 use crate::scheduling::sharing::Interner;
 use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::demand::{AskingContainer, Demand};
 use crate::scheduling::vocabulary::image::ImageId;
-use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedParts {
     traits: Interner<PodTraits>,
     models: Interner<[GpuModel]>,
-    containers: Interner<[Arc<str>]>,
+    containers: Interner<[AskingContainer]>,
     images: Interner<[ImageId]>,
 }
 

@@ -117,7 +117,7 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
     ledger.wait("a", demand(10, Sharing::Exclusive, 0));
     let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
-    assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(72), 90));
+    assert_eq!((placement.granted, placement.memory_fraction.ten_thousandths()), (Bytes::gib(72), 9000));
     assert_eq!(ledger.free_gib("n"), [0, 72]);
     ledger.wait("b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
@@ -135,7 +135,7 @@ fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() 
     let sampled = ledger.now();
     ledger.read(&node("n"), NodeReading { sampled, ..NodeReading::default() }.into());
     let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
-    assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(71), 88));
+    assert_eq!((placement.granted, placement.memory_fraction.ten_thousandths()), (Bytes::gib(71), 8875));
 }
 
 #[test]

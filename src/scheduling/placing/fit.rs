@@ -43,11 +43,10 @@ pub fn exclusion(node: &Node) -> Option<Misfit> {
 
 fn excluded_by(warning: &NodeWarning) -> Option<Misfit> {
     match warning {
-        NodeWarning::OtherAllocator { .. } | NodeWarning::UnknownResource { .. } => {
-            Some(Misfit::DevicePluginNode)
-        }
-        NodeWarning::GpusChanging { .. } => Some(Misfit::MigLayoutMismatch),
-        NodeWarning::UnreadableLabel { .. } => Some(Misfit::NoGpus),
+        NodeWarning::OtherAllocator { .. } => Some(Misfit::OtherAllocator),
+        NodeWarning::UnknownResource { .. } => Some(Misfit::UnknownGpuResource),
+        NodeWarning::GpusChanging { .. } => Some(Misfit::GpusChanging),
+        NodeWarning::UnreadableLabel { .. } => Some(Misfit::UnreadableLabel),
         NodeWarning::IgnoredLabel { .. } | NodeWarning::ContradictedLabels { .. } => None,
     }
 }
@@ -105,6 +104,11 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         return Misfit::OtherGpus { wanted, asked };
     }
     let usable_gpus = count(&|_| true);
+    let is_kept_whole = |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
+    let kept_whole = gpus.iter().filter(is_kept_whole).count() as u32;
+    if usable_gpus < asked && usable_gpus + kept_whole >= asked {
+        return Misfit::ExclusiveProcess { gpus: kept_whole, asked };
+    }
     if usable_gpus < asked {
         return Misfit::TooFewGpus { usable: usable_gpus, asked };
     }
@@ -203,10 +207,8 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
 /// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.takes(demand.sharing)
-        && !(gpu.slice && demand.gpus > 1)
-        && !gpu.is_kept_from(demand)
-        && gpu.is_wanted_by(demand)
+    let is_open = gpu.health == Health::Healthy && gpu.lets_share(demand.sharing);
+    is_open && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand) && gpu.is_wanted_by(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.

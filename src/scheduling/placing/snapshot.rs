@@ -282,6 +282,16 @@ impl Serialize for Snapshot {
 }
 
 impl Demand {
+    /// A pod's short name of a model stands for the one that nodes have, if that is clear.
+    pub fn named_by(&mut self, snapshot: &Snapshot) {
+        let Some(model) = &self.model else { return };
+        let known = snapshot.nodes.iter().flat_map(|node| node.holdings.iter()).map(|holding| &holding.model);
+        let named = model.among(known);
+        if named != model {
+            self.model = Some(named.clone());
+        }
+    }
+
     /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
     /// fetch everything would look as near as one that has it.
     pub fn weighed_by(&mut self, snapshot: &Snapshot) {

@@ -141,7 +141,9 @@ impl AutoscalingRules {
     fn entry(&self, model: &ModelId) -> Option<&ModelRules> {
         let patterns = || self.models.iter().filter(|(pattern, _)| takes(pattern, model.as_str()));
         let longest = || patterns().max_by_key(|(pattern, _)| pattern.len()).map(|(_, rules)| rules);
-        self.models.get(model.as_str()).or_else(longest)
+        let is_it = |name: &str| !is_pattern(name) && ModelId::parse(name).is_ok_and(|named| named == *model);
+        let by_name = || self.models.iter().find(|(name, _)| is_it(name)).map(|(_, rules)| rules);
+        self.models.get(model.as_str()).or_else(by_name).or_else(longest)
     }
 
     /// The models that have rules by their name: they are known before any of their replicas is.
@@ -205,6 +207,7 @@ mod tests {
         };
         let of = |name: &str| rules.of(&ModelId::parse(name).unwrap());
         assert_eq!(of("meta-llama/Llama-3.1-8B").max_replicas, 4);
+        assert_eq!(of("hf://meta-llama/llama-3.1-8b").max_replicas, 4, "another name of the same model");
         assert_eq!(of("meta-llama/Other-8B").max_replicas, 3);
         assert_eq!(of("Qwen/Qwen3-8B").max_replicas, 5);
         assert_eq!((of("Qwen/Qwen3-32B").max_replicas, of("Qwen/Qwen3-32B").waiting), (2, 9));

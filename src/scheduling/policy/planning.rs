@@ -12,6 +12,9 @@ pub struct Planning {
     /// How long a pod that cannot be placed stays behind the gate `stowage.dev/plan` before the scheduler sees it.
     #[serde(with = "setting::Duration")]
     pub max_gated_time: Millis,
+    /// The profiles of kube-scheduler that ask Stowage: pods of other schedulers stay behind the gate.
+    #[schemars(extend("items" = {"format": "subdomain", "type": "string"}))]
+    pub scheduler_names: Vec<String>,
     pub groups: GroupRules,
     // `None`: no pod is evicted because an engine is busy.
     #[serde(with = "setting::Switch::<PressureRules, true>")]
@@ -122,6 +125,8 @@ impl Default for Planning {
     fn default() -> Self {
         Self {
             max_gated_time: Millis::seconds(30),
+            // The second is what the API server writes where a user wrote none.
+            scheduler_names: ["stowage", "default-scheduler"].map(str::to_owned).into(),
             groups: GroupRules::default(),
             pressure: Some(PressureRules::default()),
             consolidation: None,

@@ -132,7 +132,7 @@ reasons! {
     NoHealthyGpu = "no-healthy-gpu" {
         node { gpus: u32 } "{}", none_healthy(*gpus)
             => answers("no healthy GPU", GPUS_CHANGED);
-        lift Lift::new(13, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.health = Health::Healthy),
+        lift Lift::new(16, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.health = Health::Healthy),
             |at| format!("{} is {}; once healthy, the pod fits", at.gpus, at.state));
     }
     // The GPU accepts no pods.
@@ -193,7 +193,7 @@ reasons! {
     NoEmptyGpu = "no-empty-gpu" {
         node { empty: u32, asked: u32 } "the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU")
             => now(TAKEN);
-        lift Lift::new(14, Named::Residents, |node, demand| lifted_from_gpus(node, demand, lift::empty),
+        lift Lift::new(17, Named::Residents, |node, demand| lifted_from_gpus(node, demand, lift::empty),
             |at| format!("wait until {} {} left {}: empty, {}", list(at.by), have(at.by.len().max(1)), at.gpus, if at.are_several { "they fit" } else { "it fits" }));
     }
     // A resident pod has the GPU exclusively.
@@ -216,14 +216,14 @@ reasons! {
     ClassNotAdmitted = "class-not-admitted" {
         node "the node's pool does not admit the pod's class; see nodePools in the policy"
             => answers("the node's pool does not admit the pod's class", POOL_CHANGED);
-        lift Lift::new(12, Named::Nobody,
+        lift Lift::new(13, Named::Nobody,
             |node, demand| lifted_if(!demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
             |at| format!("admit class {} to {} (nodePools[].classes in the policy): {} then", at.class, in_pool(at.pool), at.fits));
     }
     ClassKeptInPools = "class-kept-in-pools" {
         node "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
             => answers("the node is in no pool of the pod's class", POOL_CHANGED);
-        lift Lift::new(12, Named::Nobody,
+        lift Lift::new(13, Named::Nobody,
             |node, demand| lifted_if(demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
             |at| match at.pool {
                 Some(pool) => format!("add node pool {pool} to `pools` of class {} in the policy: {} then", at.class, at.fits),
@@ -233,7 +233,7 @@ reasons! {
     MigLayoutMismatch = "mig-layout-mismatch" {
         node "the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy"
             => now(POOL_CHANGED);
-        lift Lift::new(13, Named::Nobody, |node, demand| lifted_if(node.miscut, node, demand, |node, _| node.miscut = false),
+        lift Lift::new(15, Named::Nobody, |node, demand| lifted_if(node.miscut, node, demand, |node, _| node.miscut = false),
             |at| format!("partition the GPUs of {} as {} expects, or change its `mig` in the policy: {} then", at.node, in_pool(at.pool), at.fits));
     }
     // The resident pods' classes share no GPU with the pod's class, or the pod's class with theirs.
@@ -263,7 +263,7 @@ reasons! {
             "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), are(*kept)
             => now(TAKEN).or_more_nodes("planning.spare keeps the last free GPUs from preemptible pods: give more nodes, or keep fewer");
         gpu "it is one of the last free GPUs, which planning.spare keeps from preemptible classes" => 4;
-        lift Lift::new(12, Named::Nobody, |node, demand| lifted_if(!demand.kept.is_empty(), node, demand, |_, demand| demand.kept = SpareSet::NONE),
+        lift Lift::new(14, Named::Nobody, |node, demand| lifted_if(!demand.kept.is_empty(), node, demand, |_, demand| demand.kept = SpareSet::NONE),
             |at| format!("wait until more GPUs are free, or keep fewer of them from class {} (planning.spare in the policy): {} then", at.class, at.fits));
     }
     VictimsLeaving = "victims-leaving" {
@@ -276,6 +276,31 @@ reasons! {
             "the pod requests {} such as its node selector or node affinity names by labels; of this node's unlike GPUs {wanted} {}", plural(*asked, "GPU"), are(*wanted)
             => answers("too few GPUs such as the pod names on the node", GPUS_CHANGED);
         gpu "the pod's node selector or node affinity names other GPUs" => 8;
+    }
+    // Its compute mode lets one process use the GPU.
+    ExclusiveProcess = "exclusive-process" {
+        node { gpus: u32, asked: u32 }
+            "{} of this node {} in compute mode exclusive-process, which takes only a pod that requests a GPU exclusively; the pod requests {asked}, shared", plural(*gpus, "GPU"), are(*gpus)
+            => answers("no GPU of the node may be shared", GPUS_CHANGED);
+        gpu "its compute mode is exclusive-process: it takes only a pod that requests it exclusively" => 7;
+        lift Lift::new(13, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.exclusive_process = false),
+            |at| format!("set the compute mode of {} to default (nvidia-smi -c DEFAULT): {} then", at.gpus, at.fits));
+    }
+    // Which resource or label it is, the node's warning says.
+    OtherAllocator = "other-allocator" {
+        node "a resource in the node's capacity stands for its GPUs, so something else than Stowage hands them out; see nodes in the policy"
+            => answers("another allocator hands out the node's GPUs", "conflict: another allocator hands out the node's GPUs");
+    }
+    UnknownGpuResource = "unknown-gpu-resource" {
+        node "a resource in the node's capacity may stand for its GPUs, and the policy does not say whose it is; see nodes in the policy"
+            => answers("it is unknown who hands out the node's GPUs", "conflict: it is unknown who hands out the node's GPUs");
+    }
+    GpusChanging = "gpus-changing" {
+        node "a label says that the node's GPUs or their driver are being changed" => now(GPUS_CHANGED);
+    }
+    UnreadableLabel = "unreadable-label" {
+        node "a label of the node's GPUs cannot be right, and no agent has reported them"
+            => answers("the node's GPU labels cannot be right", GPUS_CHANGED);
     }
     // Unknown is never idle: a class may keep away from it.
     UnknownLoad = "unknown-load" {

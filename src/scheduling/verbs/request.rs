@@ -76,6 +76,7 @@ impl DecisionView {
         let policy = ledger.policy().clone();
         request.come_under(&policy);
         let snapshot = ledger.snapshot();
+        request.demand.named_by(&snapshot);
         request.demand.weighed_by(&snapshot);
         request.demand = ledger.as_borrower(&request.uid, request.demand);
         request.demand.kept = ledger.kept_from(&request.demand);

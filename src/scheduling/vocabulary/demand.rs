@@ -4,16 +4,20 @@
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
 //! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`plain`]).
 
+mod asking_container;
 mod key;
 mod plain;
 mod request_error;
 mod requested;
 
+pub use asking_container::AskingContainer;
 pub use key::DemandKey;
 pub use plain::DEFAULT_GRACE;
 pub use request_error::RequestError;
 pub(crate) use requested::together;
-use requested::{RequestedGpus, asking, host_resources_of, sharing_of, traits};
+use requested::{
+    RequestedGpus, asking, gpus_of, host_resources_of, kv_cache_of, sharing_of, traits, vram_of,
+};
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::Ask;
@@ -149,13 +153,17 @@ pub struct Demand {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wish: Option<Arc<GpuWish>>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
-    pub containers: Arc<[Arc<str>]>,
+    pub containers: Arc<[AskingContainer]>,
     /// The images of its containers, in order, each once.
     #[serde(default, skip_serializing_if = "no_images")]
     pub images: Arc<[ImageId]>,
     /// The inference engine that it runs, as far as it shows.
     #[serde(default, skip_serializing_if = "is_unknown_engine")]
     pub engine: Engine,
+}
+
+fn readable_model(pod: &PodRequest<'_>) -> Option<ModelId> {
+    ModelId::parse_named(pod.model?).ok().flatten()
 }
 
 fn is_first_policy(version: &u64) -> bool {
@@ -190,8 +198,8 @@ impl Demand {
         let shown = sharing_of(pod.exclusive)?;
         let requested = RequestedGpus::of(pod, shown)?;
         let RequestedGpus { vram, gpus, kv_cache, .. } = requested;
-        let model = pod.model.map(ModelId::parse).transpose()?;
-        let host_resources = host_resources_of(pod.containers)?;
+        let model = pod.model.map(ModelId::parse_named).transpose()?.flatten();
+        let host_resources = host_resources_of(pod.containers);
         let traits = PodTraits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
         Ok(Self { model, host_resources, ..Self::for_gpus(requested, pod, traits, classify) })
     }
@@ -206,19 +214,33 @@ impl Demand {
             sharing: Sharing::Shared,
             kv_cache: None,
         };
-        let model = pod.model.and_then(|model| ModelId::parse(model).ok());
+        let model = readable_model(pod);
         Self { model, ..Self::for_gpus(requested, pod, traits(pod, Sharing::Shared), classify) }
     }
 
     /// What to charge for a pod that is bound although it cannot be understood: all it could mean. A readable amount counts in
     /// full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources the first it names counts: the
-    /// kubelet counts them all, and the scheduler asks about no node where one is short.
+    /// kubelet counts them all, and the scheduler asks about no node where one is short. Each part that can be read counts as it
+    /// is, so that one edit that cannot be read does not make it another pod to the policy.
     pub fn worst_case_classified(
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Self {
-        let traits = traits(pod, Sharing::Shared);
-        Self { may_preempt: false, ..Self::for_gpus(RequestedGpus::worst_case(pod), pod, traits, classify) }
+        let vram = vram_of(pod.containers).unwrap_or_default();
+        let requested = RequestedGpus {
+            kv_cache: kv_cache_of(pod.kv_cache, vram).unwrap_or_default(),
+            ..RequestedGpus::worst_case(pod)
+        };
+        let traits = PodTraits {
+            gpus: gpus_of(pod.gpus).unwrap_or(1),
+            vram,
+            kv_cache: requested.kv_cache.unwrap_or_default(),
+            ..traits(pod, sharing_of(pod.exclusive).unwrap_or(Sharing::Shared))
+        };
+        let model = readable_model(pod);
+        let host_resources = host_resources_of(pod.containers);
+        let demand = Self::for_gpus(requested, pod, traits, classify);
+        Self { model, host_resources, may_preempt: false, ..demand }
     }
 
     /// The demand of a pod without a model, CPU and memory.
@@ -329,16 +351,18 @@ mod tests {
         use ContainerRole::{Init, Main, Sidecar};
         let sum = |containers: &[_]| demand(|_| {}, containers).unwrap().per_gpu;
         let c = container;
-        assert_eq!(sum(&[c(Init, Some("8")), c(Main, Some("16")), c(Main, Some("4"))]), Bytes(20));
-        assert_eq!(sum(&[c(Init, Some("30")), c(Main, Some("16")), c(Main, Some("4"))]), Bytes(30));
-        assert_eq!(sum(&[c(Sidecar, Some("5")), c(Init, Some("18")), c(Main, Some("16"))]), Bytes(23));
-        assert_eq!(sum(&[c(Init, Some("18")), c(Sidecar, Some("5")), c(Main, Some("16"))]), Bytes(21));
+        let gib = Bytes::gib;
+        assert_eq!(sum(&[c(Init, Some("8Gi")), c(Main, Some("16Gi")), c(Main, Some("4Gi"))]), gib(20));
+        assert_eq!(sum(&[c(Init, Some("30Gi")), c(Main, Some("16Gi")), c(Main, Some("4Gi"))]), gib(30));
+        assert_eq!(sum(&[c(Sidecar, Some("5Gi")), c(Init, Some("18Gi")), c(Main, Some("16Gi"))]), gib(23));
+        assert_eq!(sum(&[c(Init, Some("18Gi")), c(Sidecar, Some("5Gi")), c(Main, Some("16Gi"))]), gib(21));
     }
 
     #[test]
     fn vram_is_the_pods_total_and_is_split_over_its_gpus_rounded_up() {
-        let split = demand(|p| p.gpus = Some("3"), &[container(ContainerRole::Main, Some("10"))]).unwrap();
-        assert_eq!((split.per_gpu, split.gpus, split.vram()), (Bytes(4), 3, Bytes(12)));
+        let split =
+            demand(|p| p.gpus = Some("3"), &[container(ContainerRole::Main, Some("1000000000"))]).unwrap();
+        assert_eq!((split.per_gpu, split.gpus, split.vram()), (Bytes(333_333_334), 3, Bytes(1_000_000_002)));
     }
 
     #[test]
@@ -348,10 +372,17 @@ mod tests {
         let plugin = [ContainerRequest { plugin: one, ..main(Some("1Gi"))[0] }];
         let code = |result: Result<Demand, RequestError>| result.unwrap_err().code();
         assert_eq!(code(demand(|_| {}, &main(None))), "no-vram");
-        assert_eq!(code(demand(|_| {}, &main(Some("0")))), "zero-vram");
+        assert_eq!(code(demand(|_| {}, &main(Some("0")))), "no-vram");
         assert_eq!(code(demand(|_| {}, &main(Some("0.5")))), "bad-quantity");
         assert_eq!(code(demand(|_| {}, &main(Some("9e99")))), "bad-quantity");
         assert_eq!(code(demand(|_| {}, &plugin)), "both-ways");
+        assert_eq!(code(demand(|_| {}, &main(Some("40000")))), "too-little-vram");
+        assert_eq!(code(demand(|p| p.gpus = Some("8"), &main(Some("255Mi")))), "too-little-vram");
+        assert_eq!(demand(|p| p.gpus = Some("8"), &main(Some("256Mi"))).unwrap().per_gpu, Bytes::mib(32));
+        let longest = "c".repeat(253 - ".container.stowage.dev".len());
+        let named = |name| [ContainerRequest { name, ..main(Some("1Gi"))[0] }];
+        assert!(demand(|_| {}, &named(&longest)).is_ok());
+        assert_eq!(code(demand(|_| {}, &named(&format!("{longest}c")))), "container-name");
         assert_eq!(code(demand(|p| p.gpus = Some("0"), &main(Some("1Gi")))), "bad-gpus");
         assert_eq!(code(demand(|p| p.gpus = Some("65"), &main(Some("1Gi")))), "bad-gpus");
         assert_eq!(code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))), "bad-exclusive");
@@ -400,7 +431,7 @@ mod tests {
         use ContainerRole::Main;
         let code = |containers: &[_]| demand(|_| {}, containers).unwrap_err().code();
         let (gpu, shared) = ("nvidia.com/gpu", "nvidia.com/gpu.shared");
-        assert_eq!(code(&[plugin(Main, gpu, "0")]), "zero-devices");
+        assert_eq!(code(&[plugin(Main, gpu, "0")]), "no-vram");
         assert_eq!(code(&[plugin(Main, gpu, "0.5")]), "bad-quantity");
         assert_eq!(code(&[plugin(Main, gpu, "1"), plugin(Main, shared, "1")]), "several-resources");
         let both = PluginAmount::Several { resource: gpu, amount: "1" };

@@ -193,14 +193,15 @@ impl Gpu {
             && self.is_wanted_by(demand)
     }
 
-    /// Whether it takes pods that share a GPU as the demand does, however full it is.
-    pub fn takes(&self, sharing: Sharing) -> bool {
-        self.health == Health::Healthy && (!self.exclusive_process || sharing == Sharing::Exclusive)
+    /// Whether its compute mode lets such a pod run there.
+    pub fn lets_share(&self, sharing: Sharing) -> bool {
+        !self.exclusive_process || sharing == Sharing::Exclusive
     }
 
     /// Whether there is VRAM for such a pod.
     pub fn has_free_vram(&self, demand: &Demand) -> bool {
-        self.takes(demand.sharing)
+        self.health == Health::Healthy
+            && self.lets_share(demand.sharing)
             && !self.exclusive
             && (demand.sharing == Sharing::Shared || self.tenants == 0)
             && demand.per_gpu <= self.free_for(demand)

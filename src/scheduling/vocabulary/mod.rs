@@ -2,7 +2,8 @@
 //! [`health`], [`device_plugin`]) and nodes ([`node`], [`node_signs`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model
 //! weights ([`model_tier`]) and images ([`image`]) are near, what engines have of a model on GPUs ([`engine_model`]) and how long
 //! they take to start there ([`start_time`]), what disrupting a pod costs or breaks ([`disruption_info`], [`disruption_budget`],
-//! [`label_selector`]), and where a pod is put ([`placement`]).
+//! [`label_selector`]), where a pod is put
+//! ([`placement`]), and what its engine is told to use there ([`memory_fraction`]).
 //!
 //! Data and arithmetic on one value only: nothing here decides.
 
@@ -20,6 +21,7 @@ pub mod headroom;
 pub mod health;
 pub mod image;
 pub mod label_selector;
+pub mod memory_fraction;
 pub mod model_tier;
 pub mod node;
 pub mod node_reading;

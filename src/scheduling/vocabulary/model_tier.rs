@@ -232,6 +232,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_node_has_of_a_model_is_found_by_every_name_of_it() {
+        let of = |text| ModelId::parse(text).unwrap();
+        let disk = NodeModel { model: of("Qwen/Qwen3-32B"), ..holding(ModelTier::Disk, 60) };
+        let set: NodeModelSet = [disk.clone()].into_iter().collect();
+        for name in [
+            "qwen/qwen3-32b",
+            "hf://Qwen/Qwen3-32B",
+            "Qwen--Qwen3-32B",
+            "/models/Qwen/Qwen3-32B",
+            "Qwen/Qwen3-32B@main",
+        ] {
+            assert_eq!(set.of(&of(name)), Some(&disk), "{name}");
+        }
+        assert_eq!(set.of(&of("other/Qwen3-32B")), None);
+    }
+
+    #[test]
     fn every_model_of_a_long_list_is_found_and_no_other() {
         let model = |n: usize| ModelId::parse(&format!("organization/model-{n}")).unwrap();
         let held =

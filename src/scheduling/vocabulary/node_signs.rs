@@ -2,6 +2,7 @@
 //! cannot be right. What is not recognised is unknown, and nothing is placed on what is unknown.
 
 use super::gpu::Device;
+use crate::coded::coded;
 use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -30,58 +31,29 @@ pub struct NodeLabel {
     pub value: Arc<str>,
 }
 
-/// What is remarkable about a node's GPUs; the first four keep pods away that request VRAM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "kebab-case")]
-pub enum NodeWarning {
-    #[error(
-        "{resource} in the node's capacity stands for its GPUs, so something else than Stowage hands them out: remove that from the node, or, if it stands for other things, add {resource} to nodes.harmlessResources in the policy"
-    )]
-    OtherAllocator { resource: Arc<str> },
-    #[error(
-        "{resource} in the node's capacity may stand for its GPUs: add it to nodes.gpuResources in the policy if something else hands them out by it, or to nodes.harmlessResources"
-    )]
-    UnknownResource { resource: Arc<str> },
-    #[error(
-        "the label {label} says that the node's GPUs or their driver are being changed; nodes.ignoredLabels in the policy names labels that do not count"
-    )]
-    GpusChanging { label: NodeLabel },
-    #[error(
-        "the label {label} cannot be right: start the agent on the node, whose report counts instead, or correct the label"
-    )]
-    UnreadableLabel { label: NodeLabel },
-    #[error("the label {label} cannot be right; what the agent reports counts")]
-    IgnoredLabel { label: NodeLabel },
-    #[error("by its labels the node has {} of {memory}, which the agent does not report; what it reports counts", plural(*gpus, "GPU"))]
-    ContradictedLabels { gpus: u32, memory: Bytes },
-}
-
-impl NodeWarning {
-    /// All codes, so that a metric knows each.
-    pub const CODES: [&'static str; 6] = [
-        "other-allocator",
-        "unknown-gpu-resource",
-        "gpus-changing",
-        "unreadable-label",
-        "ignored-label",
-        "contradicted-labels",
-    ];
-
-    pub fn code(&self) -> &'static str {
-        let place = match self {
-            Self::OtherAllocator { .. } => 0,
-            Self::UnknownResource { .. } => 1,
-            Self::GpusChanging { .. } => 2,
-            Self::UnreadableLabel { .. } => 3,
-            Self::IgnoredLabel { .. } => 4,
-            Self::ContradictedLabels { .. } => 5,
-        };
-        Self::CODES[place]
-    }
-
-    /// Whether something else than Stowage hands out the GPUs, or may do so.
-    pub fn is_of_owner(&self) -> bool {
-        matches!(self, Self::OtherAllocator { .. } | Self::UnknownResource { .. })
+coded! {
+    /// What is remarkable about a node's GPUs, and whether it is that something else hands them out, or may do so. The first four keep
+    /// pods away that request VRAM.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum NodeWarning: bool {
+        "other-allocator" OtherAllocator { resource: Arc<str> },
+            "{resource} in the node's capacity stands for its GPUs, so something else than Stowage hands them out: remove that from the node, or, if it stands for other things, add {resource} to nodes.harmlessResources in the policy"
+            => true;
+        "unknown-gpu-resource" UnknownResource { resource: Arc<str> },
+            "{resource} in the node's capacity may stand for its GPUs: add it to nodes.gpuResources in the policy if something else hands them out by it, or to nodes.harmlessResources"
+            => true;
+        "gpus-changing" GpusChanging { label: NodeLabel },
+            "the label {label} says that the node's GPUs or their driver are being changed; nodes.ignoredLabels in the policy names labels that do not count"
+            => false;
+        "unreadable-label" UnreadableLabel { label: NodeLabel },
+            "the label {label} cannot be right: start the agent on the node, whose report counts instead, or correct the label"
+            => false;
+        "ignored-label" IgnoredLabel { label: NodeLabel },
+            "the label {label} cannot be right; what the agent reports counts"
+            => false;
+        "contradicted-labels" ContradictedLabels { gpus: u32, memory: Bytes },
+            "by its labels the node has {} of {memory}, which the agent does not report; what it reports counts", plural(*gpus, "GPU")
+            => false;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Decisions as data: which GPUs a pod has, or has reserved.
 
+use super::memory_fraction::MemoryFraction;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
 use serde::{Deserialize, Serialize};
@@ -13,9 +14,11 @@ pub struct Placement {
     pub devices: Arc<[GpuUuid]>,
     /// What it may use over all its GPUs.
     pub granted: Bytes,
-    /// The part of its GPUs' memory that is, in hundredths, rounded down; the least over its GPUs. Engines take
-    /// it as `--gpu-memory-utilization`.
-    pub memory_hundredths: u8,
+    /// The part of its GPUs' memory that is; over unequal GPUs the least, so that it is more than granted on none.
+    pub memory_fraction: MemoryFraction,
+    /// The greatest over its GPUs, if it is another: an engine that takes one figure for all leaves the rest of this GPU unused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub greatest_fraction: Option<MemoryFraction>,
     /// The sleeping engines on its GPUs that lend to it, in order of UID. None, if its VRAM was free without them.
     #[serde(default, skip_serializing_if = "lends_nothing")]
     pub borrowed_from: Arc<[PodUid]>,
@@ -32,7 +35,8 @@ impl Placement {
             node,
             devices: Arc::new([]),
             granted: Bytes::ZERO,
-            memory_hundredths: 0,
+            memory_fraction: MemoryFraction::ZERO,
+            greatest_fraction: None,
             borrowed_from: Arc::new([]),
         }
     }

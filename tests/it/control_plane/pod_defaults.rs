@@ -268,6 +268,37 @@ async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_several_containers_ask_each_takes_its_own_fraction_and_zero_is_no_request() {
+    let Some(world) = installed(true).await else { return };
+    let ask = |name: &str, amounts: Value| json!({ "name": name, "image": name, "resources": { "limits": amounts } });
+    let mut several = asking();
+    several["spec"]["containers"] = json!([
+        ask("llm", json!({ "stowage.dev/vram": "32Gi" })),
+        ask("embed", json!({ "stowage.dev/vram": "10Gi", "nvidia.com/gpu": "0" })),
+        ask("proxy", json!({ "stowage.dev/vram": "0" })),
+    ]);
+    several["spec"]["initContainers"] = json!([ask("warm", json!({ "stowage.dev/vram": "1Gi" }))]);
+    let made = made_of(&world, "default", several).await.unwrap();
+    let own =
+        |name: &str| format!("metadata.annotations['{name}.container.stowage.dev/gpu-memory-fraction']");
+    let given = |name: &str| {
+        json!([from_field("GPU_MEMORY_FRACTION", &own(name)), from_field("NVIDIA_VISIBLE_DEVICES", DEVICES)])
+    };
+    let spec = &made["spec"];
+    assert_eq!(spec["containers"][0]["env"], given("llm"));
+    assert_eq!(spec["containers"][1]["env"], given("embed"));
+    assert_eq!(spec["containers"][2]["env"], json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }]));
+    assert_eq!(spec["initContainers"][0]["env"], given("warm"));
+    let mut forged = asking();
+    forged["metadata"]["annotations"] = json!({ "engine.container.stowage.dev/gpu-memory-fraction": "0.9" });
+    let said = made_of(&world, "default", forged).await.unwrap_err();
+    assert!(said.contains("only Stowage writes them"), "{said}");
+    let mut none = asking();
+    none["spec"]["containers"][0]["resources"] = json!({ "limits": { "stowage.dev/vram": "0" } });
+    assert_eq!(made_of(&world, "default", none).await.unwrap()["spec"]["schedulerName"], "default-scheduler");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_without_the_runtime_class_admits_the_pod() {
     let Some(world) = installed(false).await else { return };
     let made = made_of(&world, "default", asking()).await.unwrap();

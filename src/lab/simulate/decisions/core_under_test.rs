@@ -96,8 +96,9 @@ impl CoreUnderTest {
             _ => {}
         }
         let place = Place { node, gpus: gpus_of(&decision.placement.devices) };
-        let (granted, hundredths) = (decision.placement.granted.0, decision.placement.memory_hundredths);
-        (SeenBind::Write { place, granted, hundredths, is_new: decision.is_new }, Some(decision))
+        let (granted, fraction) =
+            (decision.placement.granted.0, decision.placement.memory_fraction.ten_thousandths());
+        (SeenBind::Write { place, granted, fraction, is_new: decision.is_new }, Some(decision))
     }
 }
 

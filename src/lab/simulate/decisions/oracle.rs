@@ -23,7 +23,7 @@ pub struct SeenNodes {
 /// What bind answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeenBind {
-    Write { place: Place, granted: u64, hundredths: u8, is_new: bool },
+    Write { place: Place, granted: u64, fraction: u16, is_new: bool },
     AlreadyBound,
     Conflict(&'static str),
 }
@@ -214,10 +214,10 @@ impl Record {
                 Ok(())
             }
             (KnownState::Nothing, SeenBind::Conflict("unknown-pod")) => Ok(()),
-            (KnownState::Waiting, SeenBind::Write { place, granted, hundredths, is_new: true })
+            (KnownState::Waiting, SeenBind::Write { place, granted, fraction, is_new: true })
                 if place.node == node =>
             {
-                self.check_grant(pod, *place, *granted, *hundredths)?;
+                self.check_grant(pod, *place, *granted, *fraction)?;
                 match self.own_place(pod) {
                     Some((own_node, OwnPlace::Passes(own))) if own_node == node && own == *place => Ok(()),
                     Some((own_node, OwnPlace::Open)) if own_node == node => Ok(()),
@@ -249,7 +249,7 @@ impl Record {
     }
 
     /// What the pod is told that it may use, on each GPU and in all.
-    fn check_grant(&self, pod: u32, place: Place, granted: u64, hundredths: u8) -> Checked {
+    fn check_grant(&self, pod: u32, place: Place, granted: u64, fraction: u16) -> Checked {
         let (spec, node) = (self.spec(pod), &self.nodes[usize::from(place.node)]);
         if each(place.gpus).any(|gpu| gpu >= node.hardware.len()) {
             return Err(format!("pod {pod} gets {}, which is not there", shown(place)));
@@ -262,11 +262,13 @@ impl Record {
         };
         let fits = |gpu: usize| {
             let hardware = &node.hardware[gpu];
-            hardware.total * u64::from(hundredths) / 100 <= spec.charge(hardware.capacity)
+            hardware.total / 10_000 * u64::from(fraction) <= spec.charge(hardware.capacity)
         };
         match is_right && each(place.gpus).all(fits) {
             true => Ok(()),
-            false => Err(format!("pod {pod} requests {asked} B, and gets {granted} B, {hundredths} %")),
+            false => {
+                Err(format!("pod {pod} requests {asked} B, and gets {granted} B, {fraction} ten-thousandths"))
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
 use crate::units::{Bytes, Moment};
 use std::sync::Arc;
 
@@ -29,8 +30,8 @@ pub struct Grant {
     /// VRAM on each of its GPUs.
     pub per_gpu: Bytes,
     pub sharing: Sharing,
-    /// `per_gpu` as a share of the GPU's memory when the pod was bound, in hundredths, rounded down; 0 if unknown.
-    pub hundredths: u8,
+    /// `per_gpu` as a share of the GPU's memory when the pod was bound; zero if unknown.
+    pub fraction: MemoryFraction,
     /// A container of the pod runs or has run.
     pub started: bool,
     /// The pod is being deleted.
@@ -93,7 +94,6 @@ impl Grant {
     /// The greatest capacity that the pod's GPU can have had when the pod was bound, by the record of its Binding; `None` if that
     /// says nothing. Rounding makes it larger than it was, never smaller.
     pub(super) fn largest_gpu(&self) -> Option<Bytes> {
-        let total = (u128::from(self.per_gpu.0) * 100).checked_div(u128::from(self.hundredths))?;
-        Some(Bytes(u64::try_from(total).unwrap_or(u64::MAX)))
+        self.fraction.largest_total(self.per_gpu)
     }
 }

@@ -5,6 +5,7 @@ use crate::scheduling::proptests::sharing;
 use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
 use crate::units::Bytes;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -239,7 +240,7 @@ impl Both {
                 let grant = Grant {
                     per_gpu,
                     sharing,
-                    hundredths: 0,
+                    fraction: MemoryFraction::ZERO,
                     started,
                     leaving,
                     is_static: false,

@@ -4,6 +4,7 @@ use super::*;
 use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
 use crate::units::Bytes;
 
 const GIB: u64 = 1 << 30;
@@ -22,7 +23,7 @@ fn grant(gib: u64, bound: i64) -> Grant {
     Grant {
         per_gpu: Bytes(gib * GIB),
         sharing: Sharing::Shared,
-        hundredths: (gib * 100 / 80).min(100) as u8,
+        fraction: MemoryFraction::of(Bytes::gib(gib), Bytes::gib(80)),
         started: false,
         leaving: false,
         is_static: false,
@@ -292,13 +293,13 @@ fn a_smaller_reported_gpu_evicts_no_pod() {
     assert_eq!(bench.settled().len(), 1, "it is told");
     assert!(bench.victims(120).is_empty());
     // Nor if one of them was bound while the agent said so: the largest GPU that a record allows counts.
-    let small = Grant { hundredths: 90, ..grant(9, 1) };
+    let small = Grant { fraction: MemoryFraction::of(Bytes(9), Bytes(10)), ..grant(9, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1);
     assert!(bench.victims(120).is_empty());
-    let unknown = Grant { hundredths: 0, ..grant(70, 1) };
+    let unknown = Grant { fraction: MemoryFraction::ZERO, ..grant(70, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], unknown), bound("b", &["GPU-0"], grant(70, 2))]);
     assert_eq!(bench.settled().len(), 1);

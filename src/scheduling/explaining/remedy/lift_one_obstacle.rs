@@ -194,7 +194,8 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
 /// Nodes without a report, or without one that is recent enough for the policy; of those that have never reported, only ones
 /// that show by other means that they have GPUs: most nodes without a report have none.
 fn start_agent(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
-    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport);
+    let unseen =
+        |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport | Misfit::UnreadableLabel);
     let nodes = facts.snapshot.nodes();
     let shows_gpus = |place: &usize| {
         nodes[*place].freshness != Freshness::Unreported || cluster.shows_gpus(&nodes[*place].name)

@@ -17,7 +17,7 @@ use super::facts::Facts;
 use super::nodes::NodeOutline;
 use super::units::{amount, length, quantity};
 use crate::coded::coded;
-use crate::ids::NodeName;
+use crate::ids::{NodeName, PodKey};
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::ledger::PodPhase;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
@@ -56,8 +56,8 @@ pub struct GpuCandidate {
 }
 
 coded! {
-    /// Every change but the first five and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
-    /// the role that has to act: none, the pod's owner, the policy's owner (12), or the cluster's owner.
+    /// Every change but the first six and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
+    /// the role that has to act: none, the pod's owner, the policy's owner (12 to 14), or the cluster's owner (from 15 on).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
     pub enum RemedyChange: (u8, Option<&GpuCandidate>) {
@@ -78,6 +78,11 @@ coded! {
         "rejected-by-others" RejectedByOthers { node: NodeName, nodes: u32 },
             "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, affinity, CPU, memory or \
              volumes; {DESCRIBE}", others(*nodes)
+            => (1, None);
+        /// In a rolling update, the pod that it replaces has what it needs, and leaves only when this one is ready.
+        "let-predecessor-leave" LetPredecessorLeave { node: NodeName, pod: String },
+            "it replaces {pod}, which has what it needs on {node} and is removed only when this pod is ready: set maxSurge to 0 and \
+             maxUnavailable to 1 in the Deployment's strategy, or delete that pod"
             => (1, None);
         /// The pod has a reservation, and these victims have not left yet.
         "wait-for-victims" WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
@@ -146,7 +151,7 @@ coded! {
         /// Another GPU is added.
         "add-gpu" AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
             "add a node {}", add_gpu_text(*needs_bytes, *total_bytes, *headroom_percent, *gpus)
-            => (16, None);
+            => (19, None);
     }
 }
 
@@ -222,6 +227,7 @@ fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec
 
 fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline).into_iter().collect();
+    changes.extend(cluster.predecessor_in_the_way(&facts.uid).map(RemedyChange::of_predecessor));
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
@@ -246,13 +252,20 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
 }
 
 /// A pod with less than half of the VRAM that it was meant to have runs another engine.
-const MUCH_LESS: u8 = 15;
+const MUCH_LESS: u8 = 18;
 /// The effort of waiting until all pods have left a GPU.
-const EMPTYING: u8 = 14;
+const EMPTYING: u8 = 17;
 
 /// Of the change that takes a reason away.
 fn effort_of(reason: &str) -> u8 {
     LIFTS.iter().find(|(code, _)| *code == reason).map_or(MUCH_LESS, |(_, lift)| lift.effort)
+}
+
+impl RemedyChange {
+    /// For the pod that is in the way, on its node.
+    pub fn of_predecessor((pod, node): (&PodKey, &NodeName)) -> Self {
+        Self::LetPredecessorLeave { node: node.clone(), pod: pod.to_string() }
+    }
 }
 
 fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {

@@ -381,7 +381,7 @@ impl NodeState {
 
     /// What allocates its GPUs.
     fn kind_by(&self, policy: &Policy) -> NodeKind {
-        let is_anothers = self.warnings.iter().any(NodeWarning::is_of_owner);
+        let is_anothers = self.warnings.iter().any(|warning| warning.entry().1);
         match policy.kind_of(self.kind, self.admission) {
             _ if self.published => NodeKind::Dra,
             NodeKind::Stowage if is_anothers => NodeKind::DevicePlugin,

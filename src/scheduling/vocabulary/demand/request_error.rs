@@ -1,6 +1,7 @@
 //! Why a pod's request cannot be understood.
 
 use super::MAX_GPUS;
+use super::asking_container::LONGEST_CONTAINER_NAME;
 use crate::coded::coded;
 use crate::units::{Bytes, QuantityError};
 
@@ -13,18 +14,12 @@ coded! {
             "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and \
          no others, under the extender's managedResources"
             => "pod asks for no stowage.dev/vram";
-        "zero-vram" ZeroVram,
-            "stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out"
-            => "pod asks for zero stowage.dev/vram";
         "bad-quantity" Quantity { what: &'static str, text: String, error: QuantityError },
             "{what} is {text:?}: {error}"
             => "pod has a quantity that cannot be read";
         "both-ways" BothWays,
             "the pod asks for stowage.dev/vram and for nvidia.com/*; ask for one of them"
             => "pod asks for stowage.dev/vram and for nvidia.com/*";
-        "zero-devices" ZeroDevices,
-            "the pod asks for 0 of a device plugin's GPUs; ask for one or more, or leave the resource out"
-            => "pod asks for zero nvidia.com/*";
         "several-resources" SeveralResources,
             "the pod asks for several of nvidia.com/*; ask for one resource, and as many of it as it needs"
             => "pod asks for several of nvidia.com/*";
@@ -37,6 +32,14 @@ coded! {
         "kv-cache-above-vram" KvCacheAboveVram { kv_cache: Bytes, vram: Bytes },
             "the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it"
             => "annotation stowage.dev/kv-cache is more than stowage.dev/vram";
+        "too-little-vram" TooLittleVram { container: String, vram: Bytes, gpus: u32, least: Bytes },
+            "the container {container} asks for {vram} on {gpus} of the node's GPUs: the fraction of a GPU that it would be told is \
+         zero; ask for at least {least}"
+            => "a container asks for too little stowage.dev/vram";
+        "container-name" ContainerName { length: usize },
+            "a container that asks for stowage.dev/vram has a name of {length} bytes; at most {LONGEST_CONTAINER_NAME} have a place in \
+         the annotation that says its fraction"
+            => "a container's name is too long";
         "bad-model" Model(error: crate::ids::InvalidName),
             "the model's name is not usable: {error}"
             => "the model's name is not usable";

@@ -1,11 +1,13 @@
 //! The words of a manifest read: amounts summed up over a pod's containers as the scheduler does, and annotations.
 
+use super::asking_container::LONGEST_CONTAINER_NAME;
 use super::{
-    Bytes, ContainerRequest, ContainerRole, HostResources, MAX_GPUS, PluginAmount, PodRequest, RequestError,
-    Sharing,
+    AskingContainer, Bytes, ContainerRequest, ContainerRole, HostResources, MAX_GPUS, PluginAmount,
+    PodRequest, RequestError, Sharing,
 };
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::scheduling::vocabulary::memory_fraction::LEAST_PER_GPU;
 use crate::units::{MilliCpu, QuantityError};
 use std::sync::Arc;
 
@@ -32,6 +34,7 @@ impl RequestedGpus {
     fn vram(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
         let vram = vram_of(pod.containers)?;
         let gpus = gpus_of(pod.gpus)?;
+        check_containers(pod.containers, gpus)?;
         let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
         Ok(Self { ask: Ask::Vram, vram, gpus, sharing, kv_cache })
     }
@@ -39,9 +42,9 @@ impl RequestedGpus {
     fn devices(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
         let count = count_of(pod.containers, resource)?;
         let resource = PluginResource::parse(resource).filter(|_| count > 0);
-        let ask = Ask::Plugin { resource: resource.ok_or(RequestError::ZeroDevices)?, count };
+        let ask = Ask::Plugin { resource: resource.ok_or(RequestError::NoVram)?, count };
         // Of how much VRAM it is a part is unknown.
-        let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity)?;
+        let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity_up)?;
         Ok(Self { ask, vram: Bytes::ZERO, gpus: count, sharing: Sharing::Exclusive, kv_cache })
     }
 
@@ -55,7 +58,7 @@ impl RequestedGpus {
         };
         let vram = match vram_of(pod.containers) {
             Ok(vram) => vram,
-            Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
+            Err(RequestError::NoVram) => Bytes::ZERO,
             Err(_) => Bytes(u64::MAX),
         };
         Self { ask, vram, gpus, sharing, kv_cache: None }
@@ -114,25 +117,56 @@ pub(super) fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
     }
 }
 
-pub(super) fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[Arc<str>]> {
-    containers.iter().filter(|c| c.vram.is_some()).map(|c| c.name.into()).collect()
+pub(super) fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[AskingContainer]> {
+    let asking = |c: &ContainerRequest<'_>| {
+        let vram = bytes("stowage.dev/vram", Some(c.vram?)).unwrap_or_default();
+        Some(AskingContainer { name: c.name.into(), vram })
+    };
+    containers.iter().filter_map(asking).collect()
 }
 
-fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
+pub(super) fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
     if containers.iter().all(|c| c.vram.is_none()) {
         return Err(RequestError::NoVram);
     }
     let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
-    if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
+    if vram == Bytes::ZERO { Err(RequestError::NoVram) } else { Ok(vram) }
 }
 
-pub(super) fn host_resources_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
-    let cpu = sum_over(containers, |c| {
-        let cpu = quantity("cpu", c.cpu, MilliCpu::parse_quantity)?;
-        Ok(Bytes(cpu.unwrap_or_default().0))
-    })?;
-    let memory = sum_over(containers, |c| bytes("memory", c.memory))?;
-    Ok(HostResources { cpu: MilliCpu(cpu.0), memory })
+/// Each container that asks is told its fraction of each GPU's memory: it must be more than none, and have a place on the pod.
+fn check_containers(containers: &[ContainerRequest<'_>], gpus: u32) -> Result<(), RequestError> {
+    for container in containers.iter().filter(|c| c.vram.is_some()) {
+        let vram = bytes("stowage.dev/vram", container.vram)?;
+        let least = LEAST_PER_GPU.times(gpus.into());
+        if vram < least {
+            return Err(RequestError::TooLittleVram { container: container.name.into(), vram, gpus, least });
+        }
+        if container.name.len() > LONGEST_CONTAINER_NAME {
+            return Err(RequestError::ContainerName { length: container.name.len() });
+        }
+    }
+    Ok(())
+}
+
+/// More CPU or memory than any node has. Sums of it do not overflow.
+const MORE_THAN_ANY_NODE: u64 = u64::MAX >> 16;
+
+/// What kube-scheduler allocates: no amount of it makes a pod unreadable. An amount too large to count is more than any node has;
+/// one that no API server stores, such as a negative one, is none: an eviction is never said to free it.
+pub(super) fn host_resources_of(containers: &[ContainerRequest<'_>]) -> HostResources {
+    let amount = |text: Option<&str>, parse: fn(&str) -> Result<u64, QuantityError>| {
+        Bytes(match text.map_or(Ok(0), parse) {
+            Ok(amount) => amount.min(MORE_THAN_ANY_NODE),
+            Err(QuantityError::TooLarge) => MORE_THAN_ANY_NODE,
+            Err(_) => 0,
+        })
+    };
+    let cpu = |c: &ContainerRequest<'_>| amount(c.cpu, |text| Ok(MilliCpu::parse_quantity(text)?.0));
+    let memory = |c: &ContainerRequest<'_>| amount(c.memory, |text| Ok(Bytes::parse_quantity_up(text)?.0));
+    HostResources {
+        cpu: MilliCpu(together(containers.iter().map(|c| (c.role, cpu(c)))).0),
+        memory: together(containers.iter().map(|c| (c.role, memory(c)))),
+    }
 }
 
 fn sum_over<'a>(
@@ -161,7 +195,7 @@ pub(crate) fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) 
     together.max(init_peak)
 }
 
-fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
+pub(super) fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
     let Some(text) = text else { return Ok(1) };
     match text.parse() {
         Ok(gpus @ 1..=MAX_GPUS) => Ok(gpus),
@@ -179,8 +213,8 @@ pub(super) fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
 
 const KV_CACHE: &str = "the annotation stowage.dev/kv-cache";
 
-fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
-    match quantity(KV_CACHE, text, Bytes::parse_quantity)? {
+pub(super) fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
+    match quantity(KV_CACHE, text, Bytes::parse_quantity_up)? {
         Some(kv_cache) if kv_cache > vram => Err(RequestError::KvCacheAboveVram { kv_cache, vram }),
         kv_cache => Ok(kv_cache),
     }

@@ -1,0 +1,136 @@
+//! The share of a GPU's memory that an engine is told to use, as Stowage writes it on a pod: `--gpu-memory-utilization` of vLLM.
+//!
+//! Rounded down, because engines refuse to start when asked for more than is free, and never to zero, which they refuse as well.
+
+use crate::units::Bytes;
+use std::fmt;
+
+/// A share of 1, in ten-thousandths: on the largest GPU of today, a step is 30 MiB.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+pub struct MemoryFraction(u16);
+
+/// The least VRAM on one GPU of which every GPU with up to 320 GiB gives a fraction above zero.
+pub const LEAST_PER_GPU: Bytes = Bytes::mib(32);
+
+/// Of one.
+const PARTS: u16 = 10_000;
+
+impl MemoryFraction {
+    pub const ZERO: Self = Self(0);
+
+    /// `part` of a GPU's memory, at most all of it.
+    pub fn of(part: Bytes, total: Bytes) -> Self {
+        let parts = (u128::from(part.0) * u128::from(PARTS)).checked_div(u128::from(total.0));
+        let least = u16::from(part > Bytes::ZERO && total > Bytes::ZERO);
+        Self(parts.map_or(0, |parts| parts.min(PARTS.into()) as u16).max(least))
+    }
+
+    /// What Stowage wrote: `0.8517`, or `0.85` up to version 0.3.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (whole, part) = text.split_once('.')?;
+        let whole = ["0", "1"].iter().position(|one| *one == whole)? as u16;
+        let step = match part.len() {
+            2 => 100,
+            4 => 1,
+            _ => return None,
+        };
+        let part: u16 = part.parse().ok().filter(|_| !part.starts_with('+'))?;
+        Some(whole * PARTS + part * step).filter(|parts| *parts <= PARTS).map(Self)
+    }
+
+    pub const fn ten_thousandths(self) -> u16 {
+        self.0
+    }
+
+    /// The part of it that is one container's, which asks for `vram` of `all`.
+    pub fn part(self, vram: Bytes, all: Bytes) -> Self {
+        let parts = (u128::from(vram.0) * u128::from(self.0)).checked_div(u128::from(all.0));
+        Self(parts.map_or(0, |parts| parts.min(self.0.into()) as u16).max(self.0.min(1)))
+    }
+
+    /// The largest GPU of which `part` is this fraction; `None` for zero.
+    pub fn largest_total(self, part: Bytes) -> Option<Bytes> {
+        let total = (u128::from(part.0) * u128::from(PARTS)).checked_div(u128::from(self.0))?;
+        Some(Bytes(u64::try_from(total).unwrap_or(u64::MAX)))
+    }
+}
+
+impl fmt::Display for MemoryFraction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:04}", self.0 / PARTS, self.0 % PARTS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_fraction_has_four_decimals_is_rounded_down_and_never_zero() {
+        let text = |part, total| MemoryFraction::of(part, total).to_string();
+        let h100 = Bytes::mib(81_559);
+        assert_eq!(text(Bytes::gib(40), h100), "0.5022");
+        assert_eq!(text(Bytes::mib(256), h100), "0.0031");
+        assert_eq!(text(Bytes::gib(1), Bytes::mib(183_359)), "0.0055");
+        assert_eq!(text(h100, h100), "1.0000");
+        assert_eq!(text(Bytes::gib(90), h100), "1.0000", "no more than there is");
+        assert_eq!(text(LEAST_PER_GPU, Bytes::gib(320)), "0.0001");
+        assert_eq!(text(Bytes(1), h100), "0.0001");
+        assert_eq!([text(Bytes::ZERO, h100), text(Bytes::gib(1), Bytes::ZERO)], ["0.0000"; 2]);
+    }
+
+    #[test]
+    fn fractions_of_this_and_of_earlier_versions_are_read() {
+        let parts = |text| MemoryFraction::parse(text).map(|fraction| fraction.0);
+        assert_eq!(
+            ["0.8517", "0.85", "0.0001", "1.00", "1.0000"].map(parts),
+            [8517, 8500, 1, 10_000, 10_000].map(Some)
+        );
+        for odd in [
+            "", "85", "0.855", "0.x5", "2.00", "1.50", "1.0001", "-0.5", "-0.50", "+0.50", "0.+5", "0.85170",
+            "0.85.17",
+        ] {
+            assert_eq!(parts(odd), None, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn containers_have_parts_of_their_pods_fraction() {
+        let gib = Bytes::gib;
+        let whole = MemoryFraction::of(gib(48), Bytes::mib(81_559));
+        let parts = [32, 10, 6].map(|vram| whole.part(gib(vram), gib(48)).to_string());
+        assert_eq!(
+            (whole.to_string(), parts),
+            ("0.6026".into(), ["0.4017", "0.1255", "0.0753"].map(String::from))
+        );
+        assert_eq!(whole.part(gib(49), gib(48)), whole);
+        assert_eq!(
+            [whole.part(Bytes(1), gib(48)), MemoryFraction::ZERO.part(gib(1), gib(48))].map(|part| part.0),
+            [1, 0]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back_and_is_never_more_than_granted(part in 0u64..1 << 40, total in 1u64..1 << 40) {
+            let fraction = MemoryFraction::of(Bytes(part), Bytes(total));
+            prop_assert_eq!(MemoryFraction::parse(&fraction.to_string()), Some(fraction));
+            if u128::from(part) * 10_000 >= u128::from(total) {
+                let used = u128::from(total) * u128::from(fraction.0) / 10_000;
+                prop_assert!(used <= u128::from(part));
+                prop_assert!(part > total || fraction.largest_total(Bytes(part)).unwrap().0 >= total);
+            }
+        }
+
+        #[test]
+        fn the_parts_of_a_fraction_add_up_to_no_more(asked in prop::collection::vec(32u64..1 << 17, 1..8), total in 1u64..1 << 20) {
+            let all: u64 = asked.iter().sum();
+            let whole = MemoryFraction::of(Bytes::mib(all), Bytes::mib(total.max(all)));
+            let parts: u64 = asked.iter().map(|vram| u64::from(whole.part(Bytes::mib(*vram), Bytes::mib(all)).0)).sum();
+            prop_assert!(parts <= u64::from(whole.0));
+        }
+    }
+}
