@@ -73,6 +73,9 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
         TextFormat::Speed => (1..=1u64 << 60).prop_map(|n| speed_text(Bytes(n)).into()).boxed(),
         TextFormat::Cel => select(EXPRESSIONS.to_vec()).prop_map(Json::from).boxed(),
         TextFormat::MigProfile => Just(json!("3g.40gb")).boxed(),
+        TextFormat::ResourcePattern => {
+            select(vec!["example.com/gpu", "example.com/*"]).prop_map(Json::from).boxed()
+        }
         TextFormat::NamePattern => select(vec!["dedicated", "b*", "*ving", "*"]).prop_map(Json::from).boxed(),
         TextFormat::Weekdays => select(vec!["mon", "mon-fri", "fri-mon"]).prop_map(Json::from).boxed(),
         TextFormat::TimeOfDay => {

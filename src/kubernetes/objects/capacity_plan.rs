@@ -298,11 +298,13 @@ mod tests {
             "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
         });
         let allocatable = json!({ "cpu": "8", "pods": "110", "nvidia.com/gpu": "4" });
-        let kind = node_template(&node(labels, allocatable), &BTreeSet::from(["zone"])).unwrap();
+        let kind =
+            node_template(&node(labels, allocatable), &BTreeSet::from(["zone"]), &NodeRules::default())
+                .unwrap();
         assert_eq!((kind.gpus, &*kind.gpu.name, kind.labels.len()), (4, "A100-80GB", 1));
         assert_eq!(kind.plugin_devices.unwrap().len(), 1);
         assert!(matches!(kind.host, TemplateHost::Observed { pods: 110, .. }));
         let none = node(json!({}), json!({ "cpu": "8" }));
-        assert_eq!(node_template(&none, &BTreeSet::new()), Err(NoTemplate::NoGpu));
+        assert_eq!(node_template(&none, &BTreeSet::new(), &NodeRules::default()), Err(NoTemplate::NoGpu));
     }
 }
