@@ -58,7 +58,7 @@ pub enum NoTemplate {
          describe the nodes as gpus=8,gpu=A100-80GB"
     )]
     NoGpu,
-    #[error("its label {0} cannot be right; correct it, or describe the nodes as gpus=8,gpu=A100-80GB")]
+    #[error("its label {0} cannot be right")]
     Label(NodeLabel),
     /// Something else than Stowage and the device plugins that it serves hands out its GPUs.
     #[error("{0}")]

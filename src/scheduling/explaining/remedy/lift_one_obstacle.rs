@@ -198,7 +198,8 @@ fn start_agent(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> O
         |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport | Misfit::UnreadableLabel);
     let nodes = facts.snapshot.nodes();
     let shows_gpus = |place: &usize| {
-        nodes[*place].freshness != Freshness::Unreported || cluster.shows_gpus(&nodes[*place].name)
+        let node = &nodes[*place];
+        node.freshness != Freshness::Unreported || !node.warnings.is_empty() || cluster.shows_gpus(&node.name)
     };
     let unseen = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
     let all: Vec<usize> = unseen.map(|(place, _)| place).filter(shows_gpus).collect();
