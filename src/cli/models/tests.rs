@@ -102,7 +102,7 @@ fn all_models_are_listed_with_their_counts() {
     check("all-models", &table::of_all(&list(&cluster, &Page { limit: 100, after: None })));
     let first = list(&cluster, &Page { limit: 1, after: None });
     let next = first.next.clone();
-    assert_eq!((first.models.len(), next.clone()), (1, Some(model(QWEN))));
+    assert_eq!((first.models.len(), next.clone()), (1, Some(model(LLAMA))));
     let second = list(&cluster, &Page { limit: 1, after: next });
-    assert_eq!((second.models[0].model.clone(), second.next), (model(LLAMA), None));
+    assert_eq!((second.models[0].model.clone(), second.next), (model(QWEN), None));
 }
