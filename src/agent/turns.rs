@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::info;
+use tracing::{debug, info};
 
 /// A pod that is not ready by then holds no other one up; as long as a policy's `startGate.max` by default.
 const LONGEST_TURN: Duration = Duration::from_secs(600);
@@ -49,7 +49,7 @@ impl Turns {
     fn ask(&mut self, pod: PodUid, connection: UnixStream) {
         self.0.retain(|turn| turn.pod != pod);
         if self.0.len() < MAX_TURNS {
-            info!(%pod, "asks for its turn to start");
+            debug!(%pod, "asks for its turn to start");
             let (since, connection) = (Instant::now(), Some(connection));
             self.0.push(Turn { pod, since, connection, was_unready: false });
         }

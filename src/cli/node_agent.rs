@@ -53,6 +53,10 @@ pub struct AgentArgs {
     #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
     gpu_memory: Option<Bytes>,
 
+    /// An MPS daemon serves the GPUs: pods may share one in compute mode exclusive-process
+    #[arg(long)]
+    mps: bool,
+
     /// The kubelet's pod-resources socket
     #[arg(long, value_name = "FILE", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pod_resources: PathBuf,
@@ -135,8 +139,12 @@ impl AgentArgs {
             true => usual_hugging_face_caches(|variable| std::env::var_os(variable)),
             false => self.hf_cache,
         };
-        let nvml =
-            NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
+        let nvml = NvmlOptions {
+            library: self.nvml_lib,
+            gpu_memory: self.gpu_memory,
+            mps: self.mps,
+            ..NvmlOptions::default()
+        };
         let mut models: Vec<Box<dyn ModelSource>> =
             vec![Box::new(NodeModels::new(hf_caches, self.kserve_models))];
         // Without a cluster the pods have no names, and no engines are found; everything else is reported. A cluster that is

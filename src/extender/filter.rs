@@ -181,7 +181,8 @@ fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mu
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
     // It is of the pod's own namespace, so the Event may name it.
-    if let Some(old) = extender.service.cluster().predecessor_in_the_way(&uid) {
+    let ledger = extender.service.ledger_to_read();
+    if let Some(old) = ledger.predecessor_in_the_way(&uid) {
         write!(text, " In a rolling update, {}.", RemedyChange::of_predecessor(old))
             .expect("a String takes any text");
     }

@@ -47,7 +47,8 @@ pub struct WatchFeed {
     pub control_plane: Arc<dyn ControlPlane>,
 }
 
-/// Pods are relisted when a policy begins to move them: of bound pods more is read from then on, and most never change.
+/// Pods are relisted when a policy begins to move them, or has other schedulers' names: more of them is read from then on, and most
+/// never change.
 pub async fn pods(client: Client, feed: WatchFeed) {
     let handler = || WatchHandler {
         take: WatchFeed::pod,
@@ -63,7 +64,7 @@ pub async fn pods(client: Client, feed: WatchFeed) {
             // In this order, so that a simulation is reproducible.
             biased;
             () = watch(client.clone(), &feed, "pods", handler()) => return,
-            () = moving.changed() => tracing::info!("listing pods again: the policy moves pods from now on (planning.consolidation)"),
+            () = moving.changed() => tracing::info!("listing pods again: the policy reads more of them from now on (planning.consolidation, planning.schedulerNames)"),
             // While a list is applied there is always a next pod, and each counts against the turn of this task.
             () = unconstrained(stays_behind(&client, &feed, &mut takeovers)) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
         }

@@ -249,6 +249,8 @@ impl Service {
             return false;
         }
         let begins_to_move = moves_pods && cluster.policy().planning.consolidation.is_none();
+        let serves_others =
+            cluster.policy().planning.scheduler_names != prepared.policy().planning.scheduler_names;
         let retired = cluster.apply_as(PolicySet::from(prepared), |set| {
             // What is prepared follows from the rest, and is much.
             PolicySet { policy: set.policy.clone(), prepared: None }.into()
@@ -270,7 +272,7 @@ impl Service {
         if reads_namespaces {
             self.want_namespaces(true);
         }
-        if begins_to_move {
+        if begins_to_move || serves_others {
             self.moving.grow();
         }
         true

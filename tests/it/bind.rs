@@ -142,9 +142,9 @@ fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
 fn a_pod_over_unequal_gpus_is_told_the_smallest_of_its_fractions_and_why() {
     let two = over(pod("two", "40Gi"), 2);
     let served = ServedCluster::of(&[("node-a", 2)]).with([two.clone()]).serve();
-    let mut unequal = report("node-a", "boot", 1, 2);
+    let mut unequal = report("node-a", "boot", 2, 2);
     unequal["gpus"][0]["totalBytes"] = json!(24u64 << 30);
-    assert_eq!(served.report(unequal).status, 200);
+    assert_eq!(served.report(unequal).json(), json!({ "accepted": 1, "dropped": 0 }));
     assert_eq!(fractions(&served, &two), [("stowage.dev".to_owned(), "0.2500".to_owned())].into());
     let told = served.events().into_iter().find(|(pod, ..)| pod == "two").expect("an Event");
     assert_eq!(told.1, PodEventReason::UnevenGpus);

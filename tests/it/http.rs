@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::time::Duration;
 use stowage::extender::request::RequestLimits;
-use stowage::kubernetes::port::PodEventReason;
+use stowage::kubernetes::port::{BindOutcome, PodEventReason};
 use stowage::service::Tenure;
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
@@ -145,6 +145,7 @@ fn a_pod_that_asks_for_zero_vram_fits_everywhere_and_is_bound_without_a_gpu() {
         assert_eq!((answer.status, answer.json()), (200, json!({ "NodeNameToMetaVictims": {} })));
     }
     let before = served.charged("node-a");
+    served.control_plane.binds.lock().push_back(BindOutcome::Written);
     assert_eq!(served.bind(&pod, "node-a"), "");
     let order = served.control_plane.orders.lock().last().unwrap().0.clone();
     assert!(order.demand.asks_plugin() && order.placement.devices.is_empty(), "a plain Binding: {order:?}");

@@ -121,11 +121,12 @@ fn busy() -> Served {
 }
 
 /// Families of what this cluster does not have.
-const OF_NOTHING_HERE: [&str; 11] = [
+const OF_NOTHING_HERE: [&str; 12] = [
     "stowage_certificate_expiry_timestamp_seconds",
     "stowage_engine_start_error_median_ratio",
     "stowage_engine_start_error_p90_ratio",
     "stowage_model_desired_replicas",
+    "stowage_node_warnings",
     "stowage_pod_over_grant_bytes",
     "stowage_spare_gpus",
     "stowage_tenant_pending_pods",

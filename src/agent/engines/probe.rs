@@ -6,6 +6,7 @@ use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties};
 use super::fetch::{FetchError, Fetcher};
 use crate::engine_metrics::{Figures, UnknownPage, read};
 use crate::engines::Engine;
+use http::StatusCode;
 use serde::Deserialize;
 use std::net::IpAddr;
 use tokio::time::Instant;
@@ -73,8 +74,10 @@ impl NoPage {
         match self {
             Self::Fetch(FetchError::Refused(_)) => 0,
             Self::Fetch(FetchError::Unreachable(..)) => 1,
-            Self::Fetch(_) => 2,
-            Self::Unknown(..) => 3,
+            // At another path there may be one.
+            Self::Fetch(FetchError::Status(_, StatusCode::NOT_FOUND)) => 2,
+            Self::Fetch(_) => 3,
+            Self::Unknown(..) => 4,
         }
     }
 }

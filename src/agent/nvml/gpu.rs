@@ -67,7 +67,7 @@ impl GpuReader<'_> {
                 cut
             }
         };
-        gpu.compute_mode = compute_mode(device)?;
+        gpu.compute_mode = compute_mode(device, self.options.mps)?;
         for slice in &mut cut {
             (slice.numbers.minor, slice.compute_mode) = (gpu.numbers.minor, gpu.compute_mode);
         }
@@ -268,10 +268,11 @@ fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
     GpuUuid::parse(&device.uuid()?).map_err(|_| NvmlError::Unknown)
 }
 
-/// How many processes may use it; `None` if it has no such mode.
-fn compute_mode(device: &Device<'_>) -> Result<Option<ComputeMode>, NvmlError> {
+/// How many processes may use it; `None` if it has no such mode. The one process of an MPS daemon is of all its clients.
+fn compute_mode(device: &Device<'_>, mps: bool) -> Result<Option<ComputeMode>, NvmlError> {
     match device.compute_mode() {
         Ok(Mode::Default) => Ok(Some(ComputeMode::Default)),
+        Ok(Mode::ExclusiveProcess) if mps => Ok(Some(ComputeMode::Default)),
         // The thread mode of old drivers also has one process at most.
         Ok(Mode::ExclusiveProcess | Mode::ExclusiveThread) => Ok(Some(ComputeMode::ExclusiveProcess)),
         Ok(Mode::Prohibited) => Ok(Some(ComputeMode::Prohibited)),

@@ -55,13 +55,15 @@ pub struct NvmlOptions {
     pub library: Option<PathBuf>,
     /// The size of GPUs that share the host's memory and do not report it (`--gpu-memory`).
     pub gpu_memory: Option<Bytes>,
+    /// An MPS daemon lets several pods use a GPU in compute mode exclusive-process (`--mps`).
+    pub mps: bool,
     /// Where the kernel lists PCI devices: `/sys`.
     pub sys: PathBuf,
 }
 
 impl Default for NvmlOptions {
     fn default() -> Self {
-        Self { library: None, gpu_memory: None, sys: "/sys".into() }
+        Self { library: None, gpu_memory: None, mps: false, sys: "/sys".into() }
     }
 }
 

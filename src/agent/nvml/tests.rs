@@ -264,6 +264,10 @@ fn a_compute_mode_says_which_pods_a_gpu_takes() {
     assert_eq!(mode(0), healthy(Some(ComputeMode::Default)));
     assert_eq!(mode(1), healthy(Some(ComputeMode::ExclusiveProcess)), "of old drivers, by thread");
     assert_eq!(mode(3), healthy(Some(ComputeMode::ExclusiveProcess)));
+    let script = script([ScriptedGpu { compute_mode: 3, ..gpu("a") }]);
+    let options = NvmlOptions { mps: true, ..NvmlOptions::default() };
+    let shared = NvmlFixture::with(&script, options).sample().gpus.remove(0);
+    assert_eq!(shared.compute_mode, Some(ComputeMode::Default), "the daemon is the one process");
     assert_eq!(refused(codes::NOT_SUPPORTED), healthy(None));
     let (prohibited, health, reason) = mode(2);
     assert_eq!((prohibited, health), (Some(ComputeMode::Prohibited), Health::Draining));

@@ -21,7 +21,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 /// When the pod last saved its work, RFC 3339; Stowage's own key first.
 const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
-/// On the object that the kubelet makes of a static pod, for all to see; its owner is the Node.
+/// On the object that the kubelet makes of a static pod, for all to see.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -151,10 +151,10 @@ fn is_true(pod: &Pod, condition: &str) -> bool {
     conditions.filter(|one| one.type_ == condition).any(|one| one.status == "True")
 }
 
-/// Whether the pod is the mirror of a static one.
+/// Whether the pod is the mirror of a static one. Anyone may name a Node as owner; the API server takes this annotation only with a
+/// node's name, and only when the pod is created.
 pub fn is_mirror(pod: &Pod) -> bool {
-    let of_node = |owner: &OwnerReference| owner.kind == "Node" && owner.api_version == "v1";
-    annotation(pod, MIRROR).is_some() || owners(pod).any(of_node)
+    annotation(pod, MIRROR).is_some()
 }
 
 fn replacement(pod: &Pod) -> Replacement {

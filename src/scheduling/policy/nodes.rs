@@ -74,6 +74,11 @@ impl Default for NodeRules {
                 "nvidia.com/hostdev*",
                 "nvidia.com/*rdma*",
                 "nvidia.com/*sriov*",
+                "nvidia.com/*mlnx*",
+                "nvidia.com/*nic*",
+                "nvidia.com/*roce*",
+                "nvidia.com/*switchdev*",
+                "nvidia.com/bf*",
             ]),
             ignored_labels: Vec::new(),
         }

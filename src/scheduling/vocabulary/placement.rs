@@ -14,7 +14,9 @@ pub struct Placement {
     pub devices: Arc<[GpuUuid]>,
     /// What it may use over all its GPUs.
     pub granted: Bytes,
-    /// The part of its GPUs' memory that is; over unequal GPUs the least, so that it is more than granted on none.
+    /// The part of its GPUs' memory that is; over unequal GPUs the least, so that it is more than granted on none. Recordings of
+    /// version 0.3 do not have it.
+    #[serde(default)]
     pub memory_fraction: MemoryFraction,
     /// The greatest over its GPUs, if it is another: an engine that takes one figure for all leaves the rest of this GPU unused.
     #[serde(default, skip_serializing_if = "Option::is_none")]

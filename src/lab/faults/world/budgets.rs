@@ -23,6 +23,11 @@ pub fn is_guarded(pod: &Value) -> bool {
     pod["metadata"]["labels"]["guarded"] == "yes"
 }
 
+/// The budget is asked before it is evicted.
+pub fn counts(pod: &Value) -> bool {
+    is_guarded(pod) && stays(pod) && pod["status"]["phase"] == "Running"
+}
+
 /// It is not about to leave.
 pub fn stays(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_null()
@@ -42,9 +47,7 @@ impl FaultyCluster {
         if !self.features.has_budget {
             return;
         }
-        let is_ready =
-            |pod: &&Arc<Value>| is_guarded(pod) && stays(pod) && pod["status"]["phase"] == "Running";
-        let ready = self.pods().iter().filter(is_ready).count() as i64;
+        let ready = self.pods().iter().filter(|pod| counts(pod)).count() as i64;
         let kept = self.budget.min_available;
         let allowed = (ready - kept).max(0);
         let status =
@@ -61,14 +64,14 @@ impl FaultyCluster {
         }
     }
 
-    /// Of the victims that an answer of `preempt` or a reservation names, those that would stay otherwise are no more than the
-    /// budget has allowed at any recent time, whether or not they are ready.
+    /// Of the victims that an answer of `preempt` or a reservation names, those that run and would stay otherwise are no more than
+    /// the budget has allowed at any recent time. Of pods that have not started, the API server asks no budget.
     pub(super) fn check_guarded(&mut self, victims: &[String], preemptor: &str) {
         let is_named = |pod: &Arc<Value>| {
             pod["metadata"]["uid"].as_str().is_some_and(|uid| victims.iter().any(|victim| victim == uid))
         };
         let pods = self.pods();
-        let count = pods.iter().filter(|pod| is_guarded(pod) && stays(pod) && is_named(pod)).count() as i64;
+        let count = pods.iter().filter(|pod| counts(pod) && is_named(pod)).count() as i64;
         self.check_disruptions(count, preemptor);
     }
 

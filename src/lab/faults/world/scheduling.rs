@@ -3,7 +3,7 @@
 //! Some requests skip what comes before: a kube-scheduler that just lost its Lease binds what it decided earlier.
 
 use super::binding_writes::Counted;
-use super::budgets::{is_guarded, stays};
+use super::budgets::counts;
 use super::*;
 use axum::body::{Body, to_bytes};
 use http::{Request, header};
@@ -154,7 +154,7 @@ impl SchedulingRequest {
         let mut guarded = 0;
         for victim in found {
             let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-            guarded += i64::from(is_guarded(&victim) && stays(&victim));
+            guarded += i64::from(counts(&victim));
             self.task_notes.lock().named.push((uid, priority, name(&self.pod)));
             let path = format!("pods/default/{}", name(&victim));
             let target = json!({
