@@ -423,10 +423,11 @@ fn a_healthy_sidecar_is_not_the_engine_that_is_found_behind_it() {
 
 #[test]
 fn what_a_page_answers_is_told_rather_than_that_other_paths_have_none() {
-    let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[8000]));
     let answers = |status| NoPage::from(FetchError::Status(uri(), status));
     for refusal in [StatusCode::UNAUTHORIZED, StatusCode::TEMPORARY_REDIRECT] {
+        let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[8000]));
         story.answer(Err(answers(refusal)), Some(EngineHealth::Ready));
+        story.later(5000);
         story.answer(Err(answers(StatusCode::NOT_FOUND)), Some(EngineHealth::Ready));
         let problem = story.report().problem.unwrap();
         assert!(problem.contains(refusal.as_str()), "{problem}");
