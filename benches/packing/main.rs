@@ -184,6 +184,7 @@ fn device(node: usize, index: u32) -> Device {
         total: Bytes::gib(80),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        exclusive_process: false,
         island: Some(0),
     }
 }

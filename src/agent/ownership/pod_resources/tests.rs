@@ -16,11 +16,14 @@ fn asking(socket: PathBuf, timeouts: Timeouts) -> PodResources {
 }
 
 fn ids(known: &[Allocation]) -> Vec<&str> {
-    let id = |id| match id {
-        &DeviceId::Uuid(ref uuid) => uuid.as_str(),
+    known.iter().flat_map(|allocation| &allocation.ids).flatten().map(uuid).collect()
+}
+
+fn uuid(id: &DeviceId) -> &str {
+    match id {
+        DeviceId::Uuid(uuid) => uuid.as_str(),
         other => panic!("{other:?}"),
-    };
-    known.iter().flat_map(|allocation| &allocation.ids).flatten().map(id).collect()
+    }
 }
 
 #[tokio::test]
