@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::{debug, info};
+use tracing::info;
 
 /// A pod that is not ready by then holds no other one up; as long as a policy's `startGate.max` by default.
 const LONGEST_TURN: Duration = Duration::from_secs(600);
@@ -47,9 +47,14 @@ struct Turn {
 impl Turns {
     /// A pod that asks again starts anew.
     fn ask(&mut self, pod: PodUid, connection: UnixStream) {
+        let before = self.0.len();
         self.0.retain(|turn| turn.pod != pod);
+        let is_new = self.0.len() == before;
         if self.0.len() < MAX_TURNS {
-            debug!(%pod, "asks for its turn to start");
+            // A pod that asks again and again fills no log.
+            if is_new {
+                info!(%pod, "asks for its turn to start");
+            }
             let (since, connection) = (Instant::now(), Some(connection));
             self.0.push(Turn { pod, since, connection, was_unready: false });
         }

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 const DEVICES: &str = "metadata.annotations['stowage.dev/visible-devices']";
@@ -123,18 +124,22 @@ async fn a_debugging_container_that_says_nothing_of_gpus_sees_none() {
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), "default");
     let pod: Pod = serde_json::from_value(asking()).unwrap();
     pods.create(&PostParams::default(), &pod).await.unwrap();
-    let debug = async |container: Value| -> Result<Value, String> {
+    let debug = async |container: Value| -> Result<BTreeMap<String, Value>, String> {
         let patch = Patch::Strategic(json!({ "spec": { "ephemeralContainers": [container] } }));
         let patched = pods.patch_ephemeral_containers("asks", &PatchParams::default(), &patch).await;
         let patched = serde_json::to_value(patched.map_err(|error| error.to_string())?).unwrap();
-        Ok(patched["spec"]["ephemeralContainers"].clone())
+        let added = patched["spec"]["ephemeralContainers"].as_array().cloned().unwrap_or_default();
+        Ok(added
+            .into_iter()
+            .map(|one| (one["name"].as_str().unwrap().to_owned(), one["env"].clone()))
+            .collect())
     };
     let void = json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" });
     let own = json!({ "name": "LEVEL", "value": "3" });
     let added = debug(json!({ "name": "one", "image": "i" })).await.unwrap();
-    assert_eq!(added[0]["env"], json!([void]));
+    assert_eq!(added["one"], json!([void]));
     let added = debug(json!({ "name": "two", "image": "i", "env": [own] })).await.unwrap();
-    assert_eq!((&added[0]["env"], &added[1]["env"]), (&json!([void]), &json!([void, own])));
+    assert_eq!((&added["one"], &added["two"]), (&json!([void]), &json!([void, own])));
     let all = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }]);
     let refused = debug(json!({ "name": "three", "image": "i", "env": all })).await.unwrap_err();
     assert!(refused.contains("must come from the field"), "{refused}");
