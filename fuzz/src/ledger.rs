@@ -229,7 +229,8 @@ impl LedgerRace {
         };
         let entry = ledger.pod_state(uid).expect("it was just assumed");
         let epoch = epoch(term);
-        let binding = objects::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
+        let binding =
+            objects::binding(&entry.key, uid, &entry.demand, &placement, Some("nvidia.com/gpu"), &epoch);
         let annotations = binding.metadata.annotations.unwrap_or_default();
         let (uid, node) = (uid.clone(), node.clone());
         self.writes.push_back(Write::Binding { by, term, uid, annotations, node });
@@ -393,7 +394,13 @@ impl LedgerRace {
     fn set_budget(&mut self, amount: u8) {
         let selector = Selector::All(vec![Requirement::is("app", "a1")]);
         let allowed = u32::from(amount % 3);
-        let budget = DisruptionBudget { namespace: "default".into(), name: "b".into(), selector, allowed, unhealthy_may_go: false };
+        let budget = DisruptionBudget {
+            namespace: "default".into(),
+            name: "b".into(),
+            selector,
+            allowed,
+            unhealthy_may_go: false,
+        };
         self.budget = (amount < 200).then_some(budget);
         for replica in &mut self.replicas {
             match &self.budget {

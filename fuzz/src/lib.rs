@@ -15,7 +15,7 @@ pub use recording::recording;
 pub use reload::{reload, report};
 
 use stowage::scheduling::policy::Policy;
-use stowage::units::{Bytes, MilliCpu};
+use stowage::units::{Bytes, MilliCpu, Millis};
 
 /// A small world and a sequence of steps at the core's entry point, as the bytes draw them: every answer is right. The same
 /// driver plays seeds (`stowage simulate decisions`).
@@ -43,7 +43,7 @@ pub fn wire(data: &[u8]) {
     }
     let _ = serde_json::from_slice::<BindingArgs>(data);
     if let Ok(Ok(report)) = serde_json::from_slice::<NodeReport>(data).map(validate::check) {
-        assert!(validate::devices(&report).unwrap_or_default().len() <= 64);
+        assert!(validate::devices(&report, Millis::seconds(30)).unwrap_or_default().len() <= 64);
         assert_eq!(validate::check(report.clone()), Ok(report), "checked twice is checked once");
     }
 }

@@ -23,13 +23,13 @@ pub fn reload(data: &[u8]) {
 pub fn report(data: &[u8]) {
     let Ok(Ok(report)) = serde_json::from_slice::<NodeReport>(data).map(validate::check) else { return };
     let mut cluster = small_cluster::cluster();
-    let fresh = cluster.policy().telemetry.fresh;
+    let (fresh, lost_after) = (cluster.policy().telemetry.fresh, cluster.policy().telemetry.lost_after);
     for node in [report.node.clone(), small_cluster::name(0)] {
         if !cluster.has_node(&node) {
             continue;
         }
         let before = cluster.node(&node).map(|node| Arc::clone(&node.devices));
-        let Some(devices) = validate::devices(&report) else { return };
+        let Some(devices) = validate::devices(&report, lost_after) else { return };
         match cluster.apply(DevicesReported { node: node.clone(), devices: devices.into(), are_all: true }) {
             Ok(_) => {
                 let reading = report.reading(NOW, fresh);
