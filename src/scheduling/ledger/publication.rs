@@ -35,8 +35,9 @@ pub(super) struct Publication {
 }
 
 impl Publication {
-    /// With nothing handed out yet.
+    /// With nothing handed out yet. A recording may say any number: there is always a next one.
     pub(super) fn at(generation: u64, epoch: u64) -> Self {
+        let (generation, epoch) = (generation.min(u64::MAX / 2), epoch.min(u64::MAX / 2));
         Self { generation, epoch, is_outdated: true, ..Self::default() }
     }
 
