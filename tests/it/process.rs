@@ -461,7 +461,13 @@ fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_
     assert_eq!((lines_with("ERROR"), lines_with("rbac.yaml")), (0, 0), "{log:#?}");
     assert_eq!(lines_with("the watch failed and is retried"), 3, "once for each kind: {log:#?}");
     assert_eq!(lines_with("kube_runtime"), 0, "{log:#?}");
-    assert_eq!(lines_with("the watch works again"), 2, "{log:#?}");
-    // Nothing is placed without pods and nodes; budgets are not waited for.
-    assert!(running.line_with("the watch works again").contains("poddisruptionbudgets"));
+    // Nothing is placed without pods and nodes; budgets are not waited for, and may work sooner or later.
+    let works = |kind: &str| {
+        let is_so = |line: &&String| line.contains("the watch works again") && line.contains(kind);
+        log.iter().filter(is_so).count()
+    };
+    assert_eq!((works("\"pods\""), works("\"nodes\"")), (1, 1), "{log:#?}");
+    if works("poddisruptionbudgets") == 0 {
+        assert!(running.line_with("the watch works again").contains("poddisruptionbudgets"));
+    }
 }
