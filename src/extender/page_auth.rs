@@ -118,6 +118,7 @@ pub fn refusal(error: &AuthError) -> BadRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::PodKey;
     use crate::scheduling::policy::Policy;
     use futures::future::BoxFuture;
     use std::net::Ipv4Addr;
@@ -164,5 +165,37 @@ mod tests {
         assert_eq!(status("other", METRICS).await, "token-unchecked", "admitted to another page");
         assert_eq!(status("new", METRICS).await, "token-unchecked");
         assert_eq!(status("bad", METRICS).await, "invalid-token", "what was bad stays so");
+    }
+
+    /// A role may name single pods: `resourceNames`.
+    struct OnePod;
+
+    impl PageAuthority for OnePod {
+        fn may_see<'a>(
+            &'a self,
+            _: &'a str,
+            page: &'a OperatorPage,
+        ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
+            let is_it = *page == OperatorPage::OfPod(PodKey::parse("team-a", "llm-0").unwrap());
+            let refused = AuthError::NotAllowed { user: "jane".into(), what: page.to_string() };
+            std::future::ready(is_it.then_some(None).ok_or(refused)).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn who_may_see_one_pod_sees_no_other_of_its_namespace() {
+        let auth = PageAuth::by(Arc::new(OnePod), Service::with_stopped_clock(Policy::default()));
+        let headers: HeaderMap =
+            [(header::AUTHORIZATION, "Bearer good".parse().unwrap())].into_iter().collect();
+        let code = async |pod: &str| {
+            let page = OperatorPage::OfPod(PodKey::parse("team-a", pod).unwrap());
+            let admitted = auth.admit(&headers, Ipv4Addr::LOCALHOST.into(), page).await;
+            admitted.err().map_or("admitted", |refused| refused.code())
+        };
+        assert_eq!(code("llm-0").await, "admitted");
+        for other in ["llm-1", "llm-01", "llm"] {
+            assert_eq!(code(other).await, "not-allowed", "{other}");
+        }
+        assert_eq!(code("llm-0").await, "admitted");
     }
 }
