@@ -18,10 +18,10 @@
 //! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
 //! - [`telemetry`]: the metrics of all modules, and their spans.
 //! - [`service`]: the cluster's state behind its lock, the clock, leadership.
+//! - [`listening`]: sockets of the addresses, and whom they answer.
 //! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger;
 //!   Bindings, reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched,
-//!   applied), [`flight_recorder`] (recordings on disk), [`agent`] (on the node: NVML, pods, engines and models into reports) and
-//!   [`listening`] (sockets of the addresses).
+//!   applied), [`flight_recorder`] (recordings on disk), and [`agent`] (on the node: NVML, pods, engines and models into reports).
 //! - [`serve`]: the edges put together and run.
 //! - [`lab`]: simulations and the demo.
 //! - [`cli`]: the command line.

@@ -5,6 +5,7 @@
 
 use super::nvml::GpuSensors;
 use super::publish::{PublishOutcome, PublishState};
+use crate::listening;
 use crate::report::NodeReport;
 use crate::telemetry::agent::AgentMetrics;
 use crate::telemetry::scrape::CONTENT_TYPE;
@@ -84,6 +85,10 @@ pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
     let router = Router::new()
         .route("/metrics", get(move || async move { page.answer() }))
         .fallback(|| async { (StatusCode::NOT_FOUND, "this is the agent's address for /metrics\n") });
+    let router = match listener.local_addr() {
+        Ok(address) => listening::guarded(router, address.ip()),
+        Err(_) => router,
+    };
     let (turns, waiting) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(WAITING)));
     loop {
         let stream = match listener.accept().await {
@@ -132,7 +137,7 @@ mod tests {
 
     async fn get(address: std::net::SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer

@@ -69,18 +69,18 @@ impl<S: Read + Write> Client<S> {
     }
 
     pub fn get(&mut self, path: &str) -> HttpAnswer {
-        self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
         self.read_answer().unwrap()
     }
 
     pub fn try_get(&mut self, path: &str) -> io::Result<HttpAnswer> {
-        self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes())?;
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes())?;
         self.read_answer()
     }
 
     /// A page that may come in chunks.
     pub fn get_page(&mut self, path: &str) -> HttpAnswer {
-        self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
         self.read_page().unwrap()
     }
 
@@ -167,5 +167,5 @@ impl<S: Read + Write> Client<S> {
 
 /// A request's head up to its body; `length` is the header that says how long that is.
 pub fn post_head(path: &str, length: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nHost: stowage\r\nContent-Type: application/json\r\n{length}\r\n\r\n")
+    format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n")
 }

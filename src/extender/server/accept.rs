@@ -8,6 +8,7 @@ use super::limits::ConnectionLimits;
 use super::peer::{CloseCause, Peer, PeerStream, TimedStream, Underway};
 use super::{PeerAddress, SHUTDOWN_TIME};
 use crate::extender::tls::Tls;
+use crate::listening;
 use crate::telemetry::{EdgeMetrics, Metrics};
 use axum::Router;
 use axum::body::{Body, HttpBody};
@@ -74,6 +75,7 @@ pub async fn serve(
         SockRef::from(&listener).set_send_buffer_size(bytes)?;
     }
     let listener = TcpListener::from_std(listener)?;
+    let router = listening::guarded(router, listener.local_addr()?.ip());
     address.metrics.expect_drops(address.name, CloseCause::ALL.map(CloseCause::label));
     let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
     let _cut_on_drop = cut.clone().drop_guard();

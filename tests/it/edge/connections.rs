@@ -111,7 +111,7 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
             shorten: |limits| limits.head = SHORT,
         },
         Misuse {
-            says: "GET /healthz HTTP/1.1\r\nHost: stowage\r\n\r\n",
+            says: "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
             answer: "HTTP/1.1 ",
             cause: "idle",
             shorten: |limits| limits.idle = SHORT,
@@ -177,7 +177,7 @@ fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
     // Long enough for the client that reads.
     let served = served_within(limits(|limits| limits.write = 10 * SHORT), &gpus);
     let mut unread = TcpStream::connect(served.operators).unwrap();
-    unread.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n").unwrap();
+    unread.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     eventually("it is counted", || dropped(&served, "operators", "not-reading") == 1);
     assert_eq!(Client::connect(served.operators).get_page("/debug/snapshot").status, 200, "its turn is over");
     drop(unread);

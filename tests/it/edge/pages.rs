@@ -50,7 +50,7 @@ fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_clien
     let unread: Vec<TcpStream> = (0..20)
         .map(|_| {
             let mut stream = TcpStream::connect(served.operators).unwrap();
-            stream.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n").unwrap();
+            stream.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
             stream
         })
         .collect();
@@ -126,7 +126,7 @@ impl GuardedPages {
     fn status_now(&self, page: &str, token: Option<&str>) -> (u16, String) {
         let line = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         let mut client = Client::connect(self.served.operators);
-        client.write(format!("GET {page} HTTP/1.1\r\nHost: stowage\r\n{line}\r\n").as_bytes()).unwrap();
+        client.write(format!("GET {page} HTTP/1.1\r\nHost: localhost\r\n{line}\r\n").as_bytes()).unwrap();
         let answer = client.read_page().unwrap();
         (answer.status, answer.text().to_owned())
     }

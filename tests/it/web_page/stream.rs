@@ -38,7 +38,7 @@ const WATCHING: usize = 24;
 fn follows(served: &Served) -> TcpStream {
     let mut stream = TcpStream::connect(served.operators).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(b"GET /v1/fleet/events HTTP/1.1\r\nHost: stowage\r\n\r\n").unwrap();
+    stream.write_all(b"GET /v1/fleet/events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     stream
 }
 
