@@ -5,13 +5,12 @@
 
 use super::Extender;
 use super::operators::{Asker, held};
-use super::request::json;
+use super::request::{BadRequest, json};
 use super::server::PeerAddress;
 use crate::ids::{NodeName, PodKey};
-use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
 use crate::scheduling::explaining::remedy::RemedyChange;
-use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
+use crate::scheduling::explaining::{Explanation, PodAccess, ShownNodes, explain_to};
 use crate::service::{Service, WorkKind};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
@@ -80,12 +79,16 @@ pub async fn answer(
         Ok(understood) => understood,
         Err(unexplained) => return unexplained.into_response(),
     };
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfPod(key.clone()));
-    let turn = match extender.turn(&asker, page, &extender.pages.small).await {
-        Ok(turn) => turn,
+    let asker = Asker::new(source, headers);
+    let admitted = async {
+        let reader = extender.page_auth.pod_access(&asker.headers, asker.source, &key).await?;
+        Ok::<_, BadRequest>((reader, extender.slot(&extender.pages.small).await?))
+    };
+    let (reader, turn) = match admitted.await {
+        Ok(admitted) => admitted,
         Err(refused) => return refused.into_response(),
     };
-    match explained(&extender, key, options).await {
+    match explained(&extender, key, reader, options).await {
         Ok(explanation) => held(json(StatusCode::OK, &explanation), turn),
         Err(unexplained) => unexplained.into_response(),
     }
@@ -99,6 +102,7 @@ fn pod(asked: &ExplainQuery) -> Result<PodKey, ExplainError> {
 async fn explained(
     extender: &Extender,
     key: PodKey,
+    reader: PodAccess,
     options: ShownNodes,
 ) -> Result<Explanation, ExplainError> {
     let service = extender.service.clone();
@@ -109,9 +113,10 @@ async fn explained(
     let explaining = move || {
         let mut cluster = service.cluster_to_explain();
         let uid = cluster.uid_of(&named)?;
-        let explanation = explain(&mut cluster, &uid, &options)?;
+        let explanation = explain_to(reader, &mut cluster, &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
-        let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();
+        let conflicts =
+            conflicts.iter().map(|conflict| ConflictPart::shown_to(reader, &named, conflict)).collect();
         let explanation = Explanation { conflicts, ..explanation };
         Some(if service.leadership.is_leading() { explanation } else { on_standby(explanation, &service) })
     };

@@ -40,7 +40,7 @@ pub enum Guard {
     None,
     /// `get` of the page's path, as a non-resource URL.
     Path,
-    /// `get pods` in the namespace of the pod that the page is about.
+    /// `get` of the pod that the page is about; other pods are named as far as the client may see them.
     Pod,
 }
 
@@ -101,6 +101,14 @@ impl Extender {
         turns: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         self.page_auth.admit(&asker.headers, asker.source, page).await?;
+        self.slot(turns).await
+    }
+
+    /// The same for a client that was admitted already.
+    pub(super) async fn slot(
+        &self,
+        turns: &Arc<Semaphore>,
+    ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         let turn = page_limits::turn(turns).await;
         turn.ok_or_else(|| {
             self.service.metrics.edge.turned_away.with_label_values(&["operators", "pages"]).inc();

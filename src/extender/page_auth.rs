@@ -2,12 +2,14 @@
 //! if the operator says so.
 //!
 //! Access to a page about the whole cluster is checked by its path, as a non-resource URL; access to a page about one pod as
-//! `get pods` in its namespace. `/healthz` and `/readyz` need no access: a kubelet has no token.
+//! `get pods`: of all namespaces, of its own, or of that one. `/healthz` and `/readyz` need no access: a kubelet has no token.
 
 use super::request::BadRequest;
 use super::token_reviews;
 use super::token_reviews::{Rate, ReviewBounds, Reviews};
+use crate::ids::PodKey;
 use crate::kubernetes::port::{AuthError, OperatorPage, PageAuthority};
+use crate::scheduling::explaining::PodAccess;
 use crate::service::Service;
 use crate::units::Millis;
 use axum::http::{HeaderMap, header};
@@ -81,6 +83,28 @@ impl PageAuth {
             verdict => verdict.map_err(|error| refusal(&error)),
         }
     }
+
+    /// Which pods the client may see, if this is one of them. The most is asked first: most clients are operators, and who may
+    /// see a namespace is not reviewed again for each of its pods.
+    pub async fn pod_access(
+        &self,
+        headers: &HeaderMap,
+        source: IpAddr,
+        pod: &PodKey,
+    ) -> Result<PodAccess, BadRequest> {
+        let wider = [
+            (PodAccess::All, OperatorPage::OfPods(None)),
+            (PodAccess::Namespace, OperatorPage::OfPods(Some(pod.namespace.clone()))),
+        ];
+        for (access, page) in wider {
+            match self.admit(headers, source, page).await {
+                Ok(()) => return Ok(access),
+                Err(BadRequest::Forbidden { .. }) => {}
+                Err(refused) => return Err(refused),
+            }
+        }
+        self.admit(headers, source, OperatorPage::OfPod(pod.clone())).await.map(|()| PodAccess::Own)
+    }
 }
 
 /// The token of a head that has one.
@@ -118,7 +142,6 @@ pub fn refusal(error: &AuthError) -> BadRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::PodKey;
     use crate::scheduling::policy::Policy;
     use futures::future::BoxFuture;
     use std::net::Ipv4Addr;

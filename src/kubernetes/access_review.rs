@@ -85,18 +85,26 @@ fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
             spec.non_resource_attributes =
                 Some(NonResourceAttributes { path: Some((*path).into()), verb: Some("get".into()) });
         }
+        OperatorPage::OfPods(namespace) => {
+            spec.resource_attributes = Some(get_pods(namespace.as_deref(), None))
+        }
         OperatorPage::OfPod(pod) => {
-            spec.resource_attributes = Some(ResourceAttributes {
-                namespace: Some(pod.namespace.to_string()),
-                name: Some(pod.name.to_string()),
-                resource: Some("pods".into()),
-                version: Some("v1".into()),
-                verb: Some("get".into()),
-                ..ResourceAttributes::default()
-            });
+            spec.resource_attributes = Some(get_pods(Some(&pod.namespace), Some(&pod.name)));
         }
     }
     SubjectAccessReview { spec, ..SubjectAccessReview::default() }
+}
+
+/// Without a name, of all pods there; without a namespace, everywhere.
+fn get_pods(namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
+    ResourceAttributes {
+        namespace: namespace.map(str::to_owned),
+        name: name.map(str::to_owned),
+        resource: Some("pods".into()),
+        version: Some("v1".into()),
+        verb: Some("get".into()),
+        ..ResourceAttributes::default()
+    }
 }
 
 #[cfg(test)]
@@ -105,7 +113,7 @@ mod tests {
     use crate::ids::PodKey;
 
     #[test]
-    fn a_pod_asks_for_get_pods_in_its_namespace_and_a_page_of_the_cluster_for_its_path() {
+    fn pods_are_asked_for_by_what_is_seen_of_them_and_a_page_of_the_cluster_by_its_path() {
         let user = || UserInfo {
             username: Some("jane".into()),
             groups: Some(vec!["dev".into()]),
@@ -122,6 +130,11 @@ mod tests {
             (pod.user.as_deref(), pod.groups, pod.non_resource_attributes),
             (Some("jane"), Some(vec!["dev".into()]), None)
         );
+        for namespace in [None, Some("team-a")] {
+            let asked = question_about(user(), &OperatorPage::OfPods(namespace.map(Into::into))).spec;
+            let attributes = asked.resource_attributes.unwrap();
+            assert_eq!((attributes.namespace.as_deref(), attributes.name), (namespace, None));
+        }
         let page = question_about(user(), &OperatorPage::OfCluster("/metrics")).spec;
         let of_page = page.non_resource_attributes.unwrap();
         assert_eq!((of_page.verb.as_deref(), of_page.path.as_deref()), (Some("get"), Some("/metrics")));

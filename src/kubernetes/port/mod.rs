@@ -248,6 +248,8 @@ pub struct AgentNode {
 pub enum OperatorPage {
     /// A page about the whole cluster: its path.
     OfCluster(&'static str),
+    /// Pages about pods: of this namespace, or of all.
+    OfPods(Option<Arc<str>>),
     /// A page about this pod.
     OfPod(PodKey),
 }
@@ -256,7 +258,9 @@ impl std::fmt::Display for OperatorPage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::OfCluster(path) => write!(f, "get the non-resource URL {path}"),
-            Self::OfPod(pod) => write!(f, "get pods in namespace {}", pod.namespace),
+            Self::OfPods(None) => f.write_str("get pods in all namespaces"),
+            Self::OfPods(Some(namespace)) => write!(f, "get pods in namespace {namespace}"),
+            Self::OfPod(pod) => write!(f, "get the pod {pod}"),
         }
     }
 }

@@ -7,6 +7,7 @@ mod starts;
 pub use loans::{BorrowingPart, GpuLoansPart, PodLoanPart};
 pub use starts::{BoundStartPart, CalibrationPart, StartPart};
 
+use super::PodAccess;
 use super::obstacle::Obstacle;
 use super::remedy::{Impasse, Remedy};
 pub use super::unsupported::UnsupportedPart;
@@ -80,9 +81,13 @@ pub struct ConflictPart {
     pub text: String,
 }
 
-impl From<&GpuConflict> for ConflictPart {
-    fn from(conflict: &GpuConflict) -> Self {
-        Self { conflict: conflict.clone(), text: conflict.to_string() }
+impl ConflictPart {
+    /// As the reader of an explanation of `own` may see it.
+    pub fn shown_to(reader: PodAccess, own: &PodKey, conflict: &GpuConflict) -> Self {
+        let text = conflict.told(&|pod| reader.name(own, pod));
+        let mut conflict = conflict.clone();
+        conflict.parties.retain(|party| reader.shows(own, &party.key));
+        Self { conflict, text }
     }
 }
 
@@ -419,7 +424,11 @@ pub struct GpuPart {
     pub engine_load: Option<EngineLoadPart>,
     /// An engine is starting on it.
     pub starting: bool,
+    /// The pods here that the reader may see.
     pub occupants: Vec<OccupantPart>,
+    /// Those that the reader may not see; `None` without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<OthersPart>,
     /// The pod would get the GPU, or has it.
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
@@ -429,6 +438,15 @@ pub struct GpuPart {
     /// GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<WakePart>,
+}
+
+/// Pods on a GPU that the reader may not see.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OthersPart {
+    pub pods: u32,
+    /// The VRAM that counts on this GPU.
+    pub bytes: Bytes,
 }
 
 /// A wake in place of a start, from binding until the model answers.

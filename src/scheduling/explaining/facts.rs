@@ -1,7 +1,7 @@
 //! What an explanation reads from the ledger, in a few short reads: first the pod and the snapshot, then, for the nodes to be
 //! shown, the pods on them. Nothing is evaluated here, and nothing that blocks the ledger is kept.
 
-use super::ShownNodes;
+use super::{PodAccess, ShownNodes};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{
     KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor,
@@ -24,6 +24,8 @@ use std::sync::Arc;
 /// The pod and the cluster at one moment.
 pub struct Facts {
     pub now: Moment,
+    /// Who reads the explanation.
+    pub reader: PodAccess,
     pub uid: PodUid,
     pub entry: PodState,
     pub policy: Arc<Policy>,
@@ -56,7 +58,7 @@ pub struct Facts {
 
 impl Facts {
     /// `None` if the ledger has no such pod.
-    pub fn take(cluster: &mut ClusterCopy, uid: &PodUid) -> Option<Self> {
+    pub fn take(reader: PodAccess, cluster: &mut ClusterCopy, uid: &PodUid) -> Option<Self> {
         let snapshot = cluster.snapshot();
         let ledger: &Ledger = cluster;
         let mut entry = ledger.pod_state(uid)?.clone();
@@ -75,6 +77,7 @@ impl Facts {
             .filter_map(|uid| ledger.pod_state(uid));
         Some(Self {
             now: ledger.now(),
+            reader,
             uid: uid.clone(),
             policy: ledger.policy().clone(),
             snapshot,
@@ -119,6 +122,21 @@ impl Facts {
     /// The indices of the nodes that the scheduler would accept, as far as that is known.
     pub fn open_places(&self) -> impl Iterator<Item = usize> {
         (0..self.snapshot.nodes().len()).filter(|place| self.was_asked(*place) != Some(false))
+    }
+
+    /// Whether the reader may see this pod.
+    pub fn shows(&self, pod: &PodKey) -> bool {
+        self.reader.shows(&self.entry.key, pod)
+    }
+
+    /// What the reader may call this pod.
+    pub fn name(&self, pod: &PodKey) -> String {
+        self.reader.name(&self.entry.key, pod)
+    }
+
+    /// The same of several.
+    pub fn names<'a>(&self, pods: impl IntoIterator<Item = &'a PodKey>) -> Vec<String> {
+        self.reader.names(&self.entry.key, pods)
     }
 
     pub fn demand(&self) -> &Demand {
@@ -234,13 +252,11 @@ impl<'a> GpuOccupants<'a> {
         Some(self.keep_reason?.get(&gpu_occupant.uid)?.to_string())
     }
 
-    /// The names of the pods that `is_meant` selects, without the pod itself.
+    /// The names to the reader of the pods that `is_meant` selects, without the pod itself.
     pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
         let others = self.iter().filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
-        others
-            .filter(|gpu_occupant| is_meant(gpu_occupant))
-            .map(|gpu_occupant| gpu_occupant.key.to_string())
-            .collect()
+        let meant = others.filter(|gpu_occupant| is_meant(gpu_occupant));
+        self.facts.names(meant.map(|gpu_occupant| &gpu_occupant.key))
     }
 
     pub fn alone(self) -> Vec<String> {

@@ -11,7 +11,7 @@ pub fn pod_loan(facts: &Facts) -> Option<PodLoanPart> {
     facts.loan.as_ref().map(|PodLoan { stage, request, others, borrowed, is_free }| PodLoanPart {
         stage: *stage,
         request: request.as_ref().map(|request| request.to_string()),
-        others: others.iter().map(ToString::to_string).collect(),
+        others: facts.names(others),
         borrowed_bytes: *borrowed,
         is_free: *is_free,
     })

@@ -2,7 +2,7 @@
 //!
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] reads the
-//! ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
+//! ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`pod_access`] which pods are named, [`nodes`] how each
 //! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`fleet`]
 //! shows the whole cluster, [`usage`] says how much of it each class and tenant has, and [`fragmentation`] what is free and of no
 //! use. Nothing here changes anything or has a clock.
@@ -20,6 +20,7 @@ mod loans;
 pub mod models;
 mod nodes;
 pub mod obstacle;
+mod pod_access;
 mod pod_stage;
 pub mod remedy;
 pub mod units;
@@ -27,6 +28,7 @@ mod unsupported;
 pub mod usage;
 
 pub use explanation::Explanation;
+pub use pod_access::PodAccess;
 pub use remedy::sentence::lost;
 
 use super::verbs::ClusterCopy;
@@ -54,7 +56,17 @@ impl Default for ShownNodes {
 /// Explains the pod of `uid`, of a copy of the cluster, because all nodes are looked at; `None` if the ledger has no such pod. The
 /// findings of the continuous audit are not in the ledger; the caller adds them.
 pub fn explain(cluster: &mut ClusterCopy, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
-    let facts = Facts::take(cluster, uid)?.without_own_reservation();
+    explain_to(PodAccess::All, cluster, uid, options)
+}
+
+/// The same, to a reader who may not see every pod.
+pub fn explain_to(
+    reader: PodAccess,
+    cluster: &mut ClusterCopy,
+    uid: &PodUid,
+    options: &ShownNodes,
+) -> Option<Explanation> {
+    let facts = Facts::take(reader, cluster, uid)?.without_own_reservation();
     let outline = NodeOutline::of(&facts, options);
     let verdict = pod_stage::verdict(&facts, outline.counts.fit);
     let nodes = shown(cluster, &facts, &outline, options);

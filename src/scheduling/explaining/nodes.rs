@@ -1,8 +1,8 @@
 //! Every node's verdict, the selection of nodes to show, and what is shown of one.
 
 use super::explanation::{
-    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, Reason,
-    RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
+    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, OthersPart,
+    Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{obstacles, short};
@@ -327,12 +327,23 @@ fn gpu_part(
         starting: gpu.starting,
         occupants: gpu_occupants
             .iter()
+            .filter(|gpu_occupant| facts.shows(&gpu_occupant.key))
             .map(|gpu_occupant| occupant(gpu_occupant, gpu, gpu_occupants.keep_reason(gpu_occupant), facts))
             .collect(),
+        others: others(gpu, gpu_occupants, facts),
         chosen,
         obstacles: against,
         wake: None,
     }
+}
+
+fn others(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>, facts: &Facts) -> Option<OthersPart> {
+    let hidden = gpu_occupants.iter().filter(|gpu_occupant| !facts.shows(&gpu_occupant.key));
+    let sum = hidden.fold(OthersPart::default(), |OthersPart { pods, bytes }, one| OthersPart {
+        pods: pods + 1,
+        bytes: bytes + gpu.charge_for(one.per_gpu, one.sharing),
+    });
+    (sum.pods > 0).then_some(sum)
 }
 
 fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, facts: &Facts) -> OccupantPart {

@@ -76,7 +76,7 @@ fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
     PodStage::Reserved {
         node: reservation.node.clone(),
         gpus: reservation.devices.to_vec(),
-        victims: facts.victims.iter().map(ToString::to_string).collect(),
+        victims: facts.names(&facts.victims),
         victims_left: facts.victims_left,
         deadline_in_millis: reservation.deadline.since(facts.now),
     }

@@ -1,10 +1,10 @@
 //! On any cluster, an explanation agrees with the filter, and every remedy helps once it is applied.
 
-use super::explanation::PodVerdict;
+use super::explanation::{GpuPart, PodVerdict};
 use super::obstacle::Obstacle;
 use super::remedy::{GpuCandidate, PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, Sketch, name, pod};
-use super::{Explanation, ShownNodes, explain};
+use super::{Explanation, PodAccess, ShownNodes, explain, explain_to};
 use crate::ids::PodUid;
 use crate::scheduling::placing::fit::{Misfit, fit, usable};
 use crate::scheduling::policy::Policy;
@@ -60,6 +60,7 @@ impl ExplainedPlan {
                 gpus: Some(*gpus),
                 exclusive: *exclusive,
                 priority: *priority,
+                namespace: ["team", "elsewhere"][n % 2],
                 ..pod(&format!("pod-{n}"), &format!("{gib}Gi"))
             };
             let (uid, node) = (world.wait(&pod), name(&node_name(node % self.nodes.len())));
@@ -214,6 +215,30 @@ proptest! {
                 let other = Sketch { vram: larger.0.to_string(), ..wanted.clone() };
                 prop_assert!(!fits_anywhere(&mut world, &other), "{larger} fits, {proposed:?} was proposed");
             }
+        }
+    }
+
+    #[test]
+    fn an_explanation_names_no_pod_that_its_reader_may_not_see(plan in plan(), wanted in wanted()) {
+        let mut world = plan.build();
+        let uid = world.wait(&wanted);
+        let all = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+        let sums = |explanation: &Explanation| -> Vec<(u32, Bytes)> {
+            let gpus = explanation.nodes.iter().flat_map(|node| &node.gpus);
+            let sum = |gpu: &GpuPart| {
+                let others = gpu.others.unwrap_or_default();
+                let shown: Bytes = gpu.occupants.iter().map(|occupant| occupant.bytes).sum();
+                (gpu.occupants.len() as u32 + others.pods, shown + others.bytes)
+            };
+            gpus.map(sum).collect()
+        };
+        for (reader, hidden) in [(PodAccess::Namespace, &["elsewhere"][..]), (PodAccess::Own, &["elsewhere", "team/pod"])] {
+            let told = explain_to(reader, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+            let text = serde_json::to_string(&told).unwrap();
+            prop_assert!(!hidden.iter().any(|name| text.contains(name)), "{reader:?}: {text}");
+            prop_assert_eq!(sums(&told), sums(&all));
+            let changes = |told: &Explanation| told.remedies.iter().map(|one| one.change.code()).collect::<Vec<_>>();
+            prop_assert_eq!((told.verdict, changes(&told)), (all.verdict, changes(&all)));
         }
     }
 

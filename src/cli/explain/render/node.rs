@@ -2,8 +2,8 @@
 
 use super::{Paint, WIDTH, lines, loans, pairs};
 use crate::scheduling::explaining::explanation::{
-    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
-    StartPart, WakePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
+    OthersPart, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use crate::scheduling::explaining::units::length;
 use crate::scheduling::ledger::OccupantPhase;
@@ -236,8 +236,11 @@ fn remarks(gpus: &[GpuPart]) -> String {
         let lent = gpu.loans.as_ref().map(loans::on_gpu);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
-        let on_it = (!gpu.occupants.is_empty())
-            .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
+        let others = gpu
+            .others
+            .map(|OthersPart { pods, bytes }| format!("{} of others ({bytes})", plural(pods, "pod")));
+        let on_it: Vec<String> = gpu.occupants.iter().map(occupant).chain(others).collect();
+        let on_it = (!on_it.is_empty()).then(|| format!("on it: {}", on_it.join(", ")));
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));

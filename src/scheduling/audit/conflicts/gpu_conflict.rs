@@ -70,19 +70,24 @@ const NAMED: usize = 4;
 /// With the names of all pods: for those who operate the cluster.
 impl fmt::Display for GpuConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(f, NamedPods { parties: &self.parties, reader: None })
+        self.write(f, &ToString::to_string)
     }
 }
 
 impl GpuConflict {
     /// The text of the Event on one of the pods, [without names](PodKey::named_to) of other namespaces.
     pub fn told_to(&self, reader: &PodKey) -> String {
-        let pods = NamedPods { parties: &self.parties, reader: Some(reader) };
-        fmt::from_fn(|f| self.write(f, pods)).to_string()
+        self.told(&|pod| pod.named_to(reader))
     }
 
-    fn write(&self, f: &mut fmt::Formatter<'_>, pods: NamedPods<'_>) -> fmt::Result {
+    /// The same, with pods called by what `name` says.
+    pub fn told(&self, name: &dyn Fn(&PodKey) -> String) -> String {
+        fmt::from_fn(|f| self.write(f, name)).to_string()
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, name: &dyn Fn(&PodKey) -> String) -> fmt::Result {
         let Self { kind, node, gpu, parties, capacity } = self;
+        let pods = NamedPods { parties, name };
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
         let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
         match kind {
@@ -110,8 +115,7 @@ impl GpuConflict {
 #[derive(Clone, Copy)]
 struct NamedPods<'a> {
     parties: &'a [Party],
-    /// Whose owner reads it; `None` for an operator.
-    reader: Option<&'a PodKey>,
+    name: &'a dyn Fn(&PodKey) -> String,
 }
 
 impl fmt::Display for NamedPods<'_> {
@@ -119,7 +123,7 @@ impl fmt::Display for NamedPods<'_> {
         for (place, party) in self.parties.iter().take(NAMED).enumerate() {
             let Party { key, bytes, role, .. } = party;
             let between = if place == 0 { "" } else { ", " };
-            let key = self.reader.map_or_else(|| key.to_string(), |reader| key.named_to(reader));
+            let key = (self.name)(key);
             match role {
                 PartyRole::Shares => write!(f, "{between}{key} ({bytes})")?,
                 PartyRole::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,

@@ -227,7 +227,12 @@ fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec
 
 fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline).into_iter().collect();
-    changes.extend(cluster.predecessor_in_the_way(&facts.uid).map(RemedyChange::of_predecessor));
+    changes.extend(
+        cluster.predecessor_in_the_way(&facts.uid).map(|(pod, node)| RemedyChange::LetPredecessorLeave {
+            node: node.clone(),
+            pod: facts.name(pod),
+        }),
+    );
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
@@ -307,7 +312,7 @@ fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
     let reservation = facts.entry.reservation()?;
     Some(RemedyChange::WaitForVictims {
         node: reservation.node.clone(),
-        victims: facts.victims.iter().map(ToString::to_string).collect(),
+        victims: facts.names(&facts.victims),
         left: facts.victims_left,
         deadline_in_millis: reservation.deadline.since(facts.now),
     })

@@ -94,7 +94,7 @@ impl FoundVictims {
 
     fn victim(&self, cluster: &ClusterCopy, facts: &Facts, victim: &PotentialVictim) -> Victim {
         let known = cluster.pod_state(&victim.uid);
-        let known = known.map(|entry| (entry.key.to_string(), entry.disruption_info.queue_managed));
+        let known = known.map(|entry| (facts.name(&entry.key), entry.disruption_info.queue_managed));
         let (pod, is_kueues) = known.unwrap_or_else(|| (victim.uid.to_string(), false));
         Victim {
             pod,
@@ -102,18 +102,25 @@ impl FoundVictims {
             priority: victim.priority,
             vram_bytes: victim.vram(),
             eviction_cost: victim.eviction_cost,
-            group: self.restart(cluster, victim),
+            group: self.restart(cluster, facts, victim),
             is_kueues,
         }
     }
 
     /// What the restart of the victim's group loses: its members here, and those on other nodes.
-    fn restart(&self, cluster: &ClusterCopy, victim: &PotentialVictim) -> Option<GroupRestart> {
+    fn restart(
+        &self,
+        cluster: &ClusterCopy,
+        facts: &Facts,
+        victim: &PotentialVictim,
+    ) -> Option<GroupRestart> {
         let gang = self.gangs.get(usize::from(victim.gang?))?;
         let here = self.victims.iter().filter(|one| one.gang == victim.gang);
         let cost =
             here.map(|one| one.eviction_cost.total()).fold(gang.eviction_cost.cost, u64::saturating_add);
-        let name = cluster.pod_state(&victim.uid)?.disruption_info.group.as_ref()?.to_string();
+        let known = cluster.pod_state(&victim.uid)?;
+        let group = known.disruption_info.group.as_ref()?;
+        let name = if facts.shows(&known.key) { group.to_string() } else { "group".into() };
         Some(GroupRestart { name, pods: gang.members.len() as u32, cost })
     }
 }
