@@ -99,18 +99,9 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     if gpus.iter().all(|gpu| gpu.health != Health::Healthy) {
         return Misfit::NoHealthyGpu { gpus: gpus.len() as u32 };
     }
-    let wanted = gpus.iter().filter(|gpu| gpu.is_wanted_by(demand)).count() as u32;
-    if wanted < asked.min(gpus.len() as u32) {
-        return Misfit::OtherGpus { wanted, asked };
-    }
     let usable_gpus = count(&|_| true);
-    let is_kept_whole = |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
-    let kept_whole = gpus.iter().filter(is_kept_whole).count() as u32;
-    if usable_gpus < asked && usable_gpus + kept_whole >= asked {
-        return Misfit::ExclusiveProcess { gpus: kept_whole, asked };
-    }
     if usable_gpus < asked {
-        return Misfit::TooFewGpus { usable: usable_gpus, asked };
+        return too_few(gpus, demand, usable_gpus);
     }
     let large_enough = count(&|gpu| gpu.capacity >= demand.per_gpu);
     if large_enough < asked {
@@ -131,6 +122,21 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));
     Misfit::InsufficientVram { per_gpu: demand.per_gpu, asked, fitting, most_free }
+}
+
+/// The same where some of the GPUs can never serve it.
+fn too_few(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
+    let asked = demand.gpus;
+    let wanted = gpus.iter().filter(|gpu| gpu.is_wanted_by(demand)).count() as u32;
+    if wanted < asked.min(gpus.len() as u32) {
+        return Misfit::OtherGpus { wanted, asked };
+    }
+    let is_kept_whole = |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
+    let kept_whole = gpus.iter().filter(is_kept_whole).count() as u32;
+    if usable + kept_whole >= asked {
+        return Misfit::ExclusiveProcess { gpus: kept_whole, asked };
+    }
+    Misfit::TooFewGpus { usable, asked }
 }
 
 /// The same for a demand that may not take the last free GPUs: whether these are what it lacks.
