@@ -23,9 +23,8 @@ mod watched_tests;
 use crate::agent::ownership::dual_pods;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
-use crate::report::{EngineReport, EngineState, UnreadPod};
-use crate::units::Millis;
-use address::{AddressOwner, BadAnnotation, EngineEvidence, EngineQuery, sought};
+use crate::report::{EngineReport, UnreadPod};
+use address::{AddressOwner, EngineEvidence, EngineQuery, sought};
 use fetch::Fetcher;
 use limits::EngineLimits;
 use probe::{ProbeKind, ProbeResult};
@@ -33,7 +32,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
-use watched::{WatchedEngine, declared_model};
+use watched::WatchedEngine;
 
 /// The engines of one node, from round to round.
 #[derive(Debug)]
@@ -90,7 +89,11 @@ impl EngineWatcher {
         for pod in candidates.values() {
             match sought(pod, owner(pod, pods)) {
                 Ok(sought) => self.add_places(pod, sought, &mut wanted),
-                Err(error) => found.engines.push(misconfigured(pod, gpus_of(pod, gpus), &error)),
+                Err(error) => {
+                    let now = Instant::now();
+                    let engine = WatchedEngine::misconfigured(&error, now);
+                    found.engines.extend(engine.report(pod, gpus_of(pod, gpus), now, &self.limits));
+                }
             }
         }
         self.leave_gone(&wanted);
@@ -108,19 +111,17 @@ impl EngineWatcher {
         found
     }
 
-    /// One place for the pod, and one for each port beside that of its first engine: each may have an engine of its own.
+    /// One place for each port that the pod names. Of a pod that names none, one for it all, and one for each port beside that of the
+    /// engine found there: each may have an engine of its own.
     fn add_places(&self, pod: &PodOnNode, sought: EngineQuery, wanted: &mut BTreeMap<Place, EngineQuery>) {
-        let home = self.slots.get(&(pod.uid.clone(), None)).and_then(|slot| slot.watched.port());
-        let is_named = pod.annotations.contains_key(address::METRICS_PORT);
-        let first = if is_named { sought.ports.first().copied() } else { home };
+        let (all, is_named) = ((pod.uid.clone(), None), pod.annotations.contains_key(address::METRICS_PORT));
+        let home = self.slots.get(&all).and_then(|slot| slot.watched.port());
         let claim = if is_named { EngineEvidence::Declared } else { EngineEvidence::Guessed };
-        let others = sought.ports.iter().filter(|port| first.is_some_and(|first| first != **port));
-        wanted.extend(others.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
-        let sought = match first {
-            Some(first) if is_named => sought.at(first, claim),
-            _ => sought,
-        };
-        wanted.insert((pod.uid.clone(), None), sought);
+        let apart = sought.ports.iter().filter(|&&port| is_named || home.is_some_and(|home| home != port));
+        wanted.extend(apart.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
+        if !is_named {
+            wanted.insert(all, sought);
+        }
     }
 
     /// Starts a probe if the place is due and its last one is over.
@@ -209,30 +210,4 @@ fn owner(pod: &PodOnNode, pods: &[PodOnNode]) -> AddressOwner {
 fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<PodUid, Vec<GpuUuid>>) -> Vec<GpuUuid> {
     let seen = seen.get(&pod.uid).filter(|gpus| !gpus.is_empty());
     seen.or(pod.devices.as_ref()).cloned().unwrap_or_default()
-}
-
-/// An engine whose metrics annotations cannot be parsed.
-fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> EngineReport {
-    EngineReport {
-        pod: pod.uid.clone(),
-        engine: "unknown".into(),
-        port: None,
-        gpus,
-        state: match (pod.is_leaving, pod.is_ready) {
-            (true, _) => EngineState::Draining,
-            (false, true) => EngineState::Unreachable,
-            (false, false) => EngineState::Starting,
-        },
-        sleep_level: None,
-        model: declared_model(pod),
-        kv_cache_usage: None,
-        kv_cache_tokens: None,
-        waiting: None,
-        preempting: false,
-        running: None,
-        tokens_per_second: None,
-        reusable_in: None,
-        age_millis: Millis(0),
-        problem: Some(error.to_string()),
-    }
 }

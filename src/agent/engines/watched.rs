@@ -2,7 +2,7 @@
 //!
 //! A state machine without I/O: `now` is an argument, an [`EngineProbe`] comes out, a [`ProbeResult`] goes in.
 
-use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
+use super::address::{BadAnnotation, EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::reuse;
@@ -95,6 +95,13 @@ impl WatchedEngine {
             was_ready: false,
             trouble: None,
         }
+    }
+
+    /// One whose annotations cannot be parsed: it is probed nowhere.
+    pub fn misconfigured(problem: &BadAnnotation, now: Instant) -> Self {
+        let (claim, addresses, ports) = (EngineEvidence::Declared, Vec::new(), Vec::new());
+        let sought = EngineQuery { engine: None, claim, addresses, ports };
+        Self { trouble: Some((0, problem.to_string())), ..Self::new(sought, now) }
     }
 
     /// Sets the addresses. The state is kept if they are unchanged.

@@ -71,7 +71,7 @@ impl GpuReader<'_> {
         for slice in &mut cut {
             (slice.numbers.minor, slice.compute_mode) = (gpu.numbers.minor, gpu.compute_mode);
         }
-        let by_mode = health::of_compute_mode(gpu.compute_mode);
+        let by_mode = gpu.compute_mode.and_then(ComputeMode::fault).map(health::GpuFault::draining);
         for fault in health::read(device)?.into_iter().chain(by_mode) {
             std::iter::once(&mut gpu).chain(&mut cut).for_each(|report| fault.mark(report));
         }
