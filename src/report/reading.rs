@@ -332,6 +332,42 @@ mod tests {
     }
 
     #[test]
+    fn what_a_report_had_to_leave_out_reads_as_unknown_and_never_as_idle() {
+        let pods = |count: usize, gpu: &str| {
+            let pod = |n| json!({ "pod": format!("{gpu}-{n}"), "gpus": [gpu], "reason": "no page" });
+            (0..count).map(pod).collect::<Vec<_>>()
+        };
+        let engine_load = |edit: &dyn Fn(&mut NodeReport)| {
+            let mut report = report(json!([engine(json!({}))]));
+            edit(&mut report);
+            report.keep_to_limits();
+            report
+                .reading(Moment(0), FRESH)
+                .unwrap()
+                .gpus
+                .into_iter()
+                .map(|gpu| gpu.engine_load)
+                .collect::<Vec<_>>()
+        };
+        let known = EngineLoad::of(Percent::new(51), Some(3));
+        assert_eq!(engine_load(&|_| ()), [known, EngineLoad::NONE]);
+        let beside = EngineLoad { partial: true, ..known };
+        let unread = serde_json::from_value::<Vec<_>>(json!(pods(600, "GPU-a"))).unwrap();
+        let many_unread = engine_load(&|report| report.unread = unread.clone());
+        assert_eq!(many_unread, [beside, EngineLoad::NONE], "some of these pods are not named");
+        let many_engines = engine_load(&|report| report.engines = vec![report.engines[0].clone(); 600]);
+        assert!(many_engines[0].partial, "{many_engines:?}");
+        let no_processes = engine_load(&|report| {
+            report.unread = unread.clone();
+            let gpus = report.gpus.as_mut().unwrap();
+            gpus[1].processes = gpus[0].processes.clone();
+            gpus[0].processes =
+                gpus[0].processes.take().map(|list| list.into_iter().cycle().take(5000).collect());
+        });
+        assert_eq!(no_processes[1], EngineLoad::UNKNOWN, "its processes are not listed");
+    }
+
+    #[test]
     fn a_model_found_twice_has_the_nearer_tier() {
         let mut report = report(json!([]));
         report.models = serde_json::from_value(json!([

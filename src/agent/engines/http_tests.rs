@@ -597,6 +597,32 @@ async fn a_proxy_before_an_engine_does_not_double_its_queue() {
 }
 
 #[tokio::test]
+async fn two_engines_with_like_figures_stay_two() {
+    let page = |tokens: u64, waiting: u64, kv: f64| {
+        format!(
+            "vllm:generation_tokens_total{{model_name=\"m\"}} {tokens}\nvllm:num_requests_waiting{{model_name=\"m\"}} {waiting}\n\
+             vllm:kv_cache_usage_perc{{model_name=\"m\"}} {kv}\n"
+        )
+    };
+    let (one, other) = (StubPages::default(), StubPages::default());
+    let mut servers = Vec::new();
+    for (pages, tokens) in [(&one, 1000), (&other, 1020)] {
+        servers.push(pages.set("/metrics", 200, &page(tokens, 3, 0.5)).set("/health", 200, "").serve().await);
+    }
+    let ports = servers.iter().map(|server| server.port).collect();
+    let pod = PodOnNode { ports, ..pod("ranks", None) };
+    let mut engines = EngineWatcher::new(patient());
+    for tokens in [2000, 3000, 4000] {
+        round(&mut engines, std::slice::from_ref(&pod)).await;
+        one.set("/metrics", 200, &page(tokens, 3, 0.5));
+        other.set("/metrics", 200, &page(tokens + 20, 4, 0.52));
+    }
+    let reports = round(&mut engines, &[pod]).await;
+    let waiting: Vec<_> = reports.iter().map(|report| report.waiting).collect();
+    assert_eq!(waiting, [Some(3), Some(4)], "queues add up");
+}
+
+#[tokio::test]
 async fn the_ports_that_an_annotation_lists_are_engines_from_the_start() {
     let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
     let mut pod = pod("listed", None);
