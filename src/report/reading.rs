@@ -43,10 +43,13 @@ impl NodeReport {
             used: gpu.used_bytes,
             attributed: attributed(gpu),
             engine_load: match engine_loads.get(&gpu.uuid) {
+                // The agent did not look for engines, or not all that it found are in the report.
+                Some(engine_load) if self.lacks_engines() => engine_load.beside_unread(),
                 Some(engine_load) => *engine_load,
-                // The agent did not look for engines, or does not know where one runs: the load of a GPU with any process is
-                // unknown.
-                None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::UNKNOWN,
+                // The same, or it does not know where one runs: the load of a GPU with any process is unknown.
+                None if (self.lacks_engines() || self.has_placeless_engine()) && !self.is_idle(gpu) => {
+                    EngineLoad::UNKNOWN
+                }
                 None => EngineLoad::NONE,
             },
         }
@@ -143,10 +146,21 @@ impl NodeReport {
             .collect()
     }
 
-    fn did_not_look_for_engines(&self) -> bool {
-        let has_no_place = |engine: &EngineReport| engine.gpus.is_empty();
-        self.missing.iter().any(|missing| matches!(missing.part, ReportPart::Engines | ReportPart::Pods))
-            || self.engines.iter().any(has_no_place)
+    fn lacks_engines(&self) -> bool {
+        self.lacks(ReportPart::Engines) || self.lacks(ReportPart::Pods)
+    }
+
+    fn lacks(&self, part: ReportPart) -> bool {
+        self.missing.iter().any(|missing| missing.part == part)
+    }
+
+    fn has_placeless_engine(&self) -> bool {
+        self.engines.iter().any(|engine| engine.gpus.is_empty())
+    }
+
+    /// Whether no process is on the GPU. A report that lacks processes may lack all of one GPU.
+    fn is_idle(&self, gpu: &GpuReport) -> bool {
+        gpu.processes.as_ref().is_some_and(Vec::is_empty) && !self.lacks(ReportPart::Processes)
     }
 
     /// For a model that is found twice, the copy nearer to a GPU.
@@ -199,10 +213,6 @@ fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
         is_same
     });
     by_pod
-}
-
-fn is_idle(gpu: &GpuReport) -> bool {
-    gpu.processes.as_ref().is_some_and(Vec::is_empty)
 }
 
 #[cfg(test)]
