@@ -179,6 +179,8 @@ labels! {
         "StowageOverGrant" OverGrant,
         /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
         "StowageUnevenGpus" UnevenGpus,
+        /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.
+        "StowageNoNriAnnotation" NoNriAnnotation,
         /// It will be evicted because its processes use more VRAM than it was granted.
         "StowageOveruse" Overuse,
         /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
