@@ -137,6 +137,9 @@ pub struct ProcessReport {
     /// The pod it belongs to; missing if it belongs to no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodUid>,
+    /// The container that its cgroup names, by its id. Of the agent alone: it says which of a pod's engines runs where.
+    #[serde(skip)]
+    pub container: Option<Arc<str>>,
 }
 
 /// An inference engine, as its own metrics show it.

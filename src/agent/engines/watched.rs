@@ -303,8 +303,8 @@ impl WatchedEngine {
         self.trouble.as_ref().map(|(_, text)| &**text)
     }
 
-    /// Whether the other's page is that of the same engine, behind a proxy: what each had generated between its last two pages
-    /// overlaps, which no two engines' counters do, and their figures are close.
+    /// Whether the other's page may be that of the same engine, behind a proxy: what each had generated between its last two pages
+    /// overlaps, and their figures are close. Two engines with like loads look so, too.
     pub fn is_same_as(&self, other: &Self) -> bool {
         let (Some((one, _)), Some((two, _))) = (&self.latest, &other.latest) else { return false };
         let Some((a, b)) = self.generated.zip(other.generated) else { return false };

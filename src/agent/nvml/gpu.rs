@@ -316,7 +316,7 @@ fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), N
         found.entry(process.pid).and_modify(|known| *known = used.max(*known)).or_insert(used);
         gpu_instance = gpu_instance.or(process.gpu_instance_id);
     }
-    let process = |(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None };
+    let process = |(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None, container: None };
     Ok((found.into_iter().map(process).collect(), gpu_instance))
 }
 
