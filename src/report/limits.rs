@@ -48,8 +48,7 @@ impl NodeReport {
         }
         self.engines.iter_mut().filter_map(|engine| engine.problem.as_mut()).for_each(tidy);
         self.unread.iter_mut().for_each(|unread| tidy(&mut unread.reason));
-        self.missing.extend(cut);
-        self.missing.truncate(MAX_MISSING);
+        self.note_cut(cut);
         self.missing.iter_mut().for_each(|missing| tidy(&mut missing.reason));
         self.keep_to_size();
     }
@@ -89,7 +88,12 @@ impl NodeReport {
             cut.insert(sizes[longest].1);
         }
         let reason = || format!("not all of it fits: a report has at most {MAX_BYTES} bytes");
-        self.missing.extend(cut.into_iter().map(|part| MissingPart { part, reason: reason() }));
+        self.note_cut(cut.into_iter().map(|part| MissingPart { part, reason: reason() }));
+    }
+
+    /// First in the list: what is not said to be missing would read as not there.
+    fn note_cut(&mut self, cut: impl IntoIterator<Item = MissingPart>) {
+        self.missing.splice(0..0, cut);
         self.missing.truncate(MAX_MISSING);
     }
 }
