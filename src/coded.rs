@@ -1,11 +1,11 @@
 //! Enums whose values have codes: names in metrics, conditions and JSON. Each is declared with its value, once.
 
 /// An enum of reasons. Of each the code, which is its name in metrics and in JSON (or, in brackets, that of the reason inside it), the
-/// value with its figures, the sentence with them, and what else there is to it.
+/// value with its figures, the sentence with them, and what else there is to it, if anything.
 macro_rules! coded {
-    ($(#[$meta:meta])* pub enum $Name:ident: $About:ty {
+    ($(#[$meta:meta])* pub enum $Name:ident $(: $About:ty)? {
         $($(#[$vm:meta])* $code:literal $([$own:expr])? $Value:ident $({ $($f:ident: $t:ty),* $(,)? })? $(($n:ident: $nt:ty))?,
-            $text:literal $(, $arg:expr)* => $about:expr;)*
+            $text:literal $(, $arg:expr)* $(=> $about:expr)?;)*
     }) => {
         $(#[$meta])*
         pub enum $Name {
@@ -23,9 +23,10 @@ macro_rules! coded {
             }
 
             /// The code, and what else its entry has.
-            pub fn entry(&self) -> (&'static str, $About) {
+            #[allow(unused_parens, reason = "an entry need not have anything else")]
+            pub fn entry(&self) -> (&'static str, ($($About)?)) {
                 match self {
-                    $(Self::$Value $({ $($f),* })? $(($n))? => ([$($own,)? $code][0], $about),)*
+                    $(Self::$Value $({ $($f),* })? $(($n))? => ([$($own,)? $code][0], ($($about)?)),)*
                 }
             }
         }

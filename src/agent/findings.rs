@@ -19,13 +19,6 @@ pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
     found.flat_map(|(pod, used)| drift(pod, used, gpus).into_iter().chain(over_grant(pod, used))).collect()
 }
 
-/// The GPUs on which each pod's processes were seen.
-pub fn gpus_of_pods(gpus: &[GpuReport]) -> BTreeMap<PodUid, Vec<GpuUuid>> {
-    let owned =
-        |(uid, used): (&PodUid, BTreeMap<&GpuUuid, Used>)| (uid.clone(), used.into_keys().cloned().collect());
-    used_by_pod(gpus).into_iter().map(owned).collect()
-}
-
 /// One pod's use of one GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
@@ -89,6 +82,7 @@ mod tests {
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
             ports: vec![],
+            containers: BTreeMap::new(),
             devices: Some(devices.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect()),
             granted: Some(Bytes::gib(granted_gib)),
             wants_gpu: true,

@@ -64,7 +64,7 @@ impl MetricsPage {
             if counted.insert(name.clone(), now) == Some(now) {
                 continue;
             }
-            self.metrics.reports.with_label_values(&[replica.latest.label()]).inc();
+            self.metrics.reports.with_label_values(&[replica.latest.code()]).inc();
             if replica.latest == PublishOutcome::Accepted {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 self.metrics.last_accepted.set(now.as_secs_f64());

@@ -146,14 +146,9 @@ fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
 
 fn state(engine: &EngineReport) -> String {
     match (engine.state, engine.sleep_level) {
-        (EngineState::Starting, _) => "starting".into(),
-        (EngineState::Loading, _) => "loading".into(),
-        (EngineState::Serving, _) => "serving".into(),
         (EngineState::Sleeping, Some(level)) => format!("sleeping, level {level}"),
-        (EngineState::Sleeping, None) => "sleeping".into(),
-        (EngineState::Draining, _) => "draining".into(),
-        (EngineState::Unreachable, _) => "unreachable".into(),
         (EngineState::Other, _) => UNKNOWN.into(),
+        (state, _) => state.label().into(),
     }
 }
 

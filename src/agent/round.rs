@@ -5,7 +5,7 @@
 
 use super::blocking::{Blocking, BlockingResult};
 use super::engines::{EngineRound, EngineWatcher};
-use super::findings::{findings, gpus_of_pods};
+use super::findings::findings;
 use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
@@ -84,7 +84,7 @@ impl Rounds {
         };
         let listed: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
         missing.extend(self.owners.owners(listed, &pods).await);
-        let EngineRound { engines, unread } = self.engines.round(&pods, &gpus_of_pods(listed)).await;
+        let EngineRound { engines, unread } = self.engines.round(&pods, listed).await;
         // An engine is probed where it runs, and counted for the pod that it runs for.
         give_to_requesters(listed, &pods);
         let findings = findings(&pods, listed);

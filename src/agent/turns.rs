@@ -102,7 +102,7 @@ pub fn serve(socket: &Path, proc: PathBuf) -> Result<(Arc<Mutex<Turns>>, AbortOn
                 Ok((connection, _)) => {
                     let pid = connection.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
                     // A node inside another node's pod names that pod first.
-                    if let Some(Ok(ProcessOwner::Pod(pods))) = pid.map(|pid| cgroups.place(pid))
+                    if let Some(Ok(ProcessOwner::Pod(pods, _))) = pid.map(|pid| cgroups.place(pid))
                         && let Some(pod) = pods.last()
                     {
                         asked.lock().ask(pod.clone(), connection);

@@ -9,8 +9,8 @@ use crate::ids::ModelId;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// One page's figures of its engine.
-#[derive(Debug, Clone, PartialEq)]
+/// One page's figures of its engine; by default of one that reports nothing yet.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Figures {
     pub engine: Engine,
     /// The model it serves, by its own name.
@@ -116,7 +116,7 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
         .filter(Collected::is_there)
         .map(Collected::figures)
         .reduce(Figures::or)
-        .or_else(|| engine_by_prefix(page).map(Figures::none))
+        .or_else(|| engine_by_prefix(page).map(|engine| Figures { engine, ..Figures::default() }))
         .ok_or_else(|| unknown(page))
 }
 
@@ -380,22 +380,6 @@ fn accept(kind: ValueRange, value: f64) -> Option<f64> {
 }
 
 impl Figures {
-    /// An engine that reports nothing yet.
-    fn none(engine: Engine) -> Self {
-        Self {
-            engine,
-            model: None,
-            kv_cache_usage: None,
-            kv_cache_tokens: None,
-            waiting: None,
-            running: None,
-            preemptions: None,
-            generated_tokens: None,
-            sleep_level: None,
-            problems: Vec::new(),
-        }
-    }
-
     /// Filled up with another engine's lines on the same page.
     fn or(mut self, other: Self) -> Self {
         self.model = self.model.or(other.model);

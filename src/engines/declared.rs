@@ -152,16 +152,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         images: &["lmdeploy"],
         ports: &[23333],
         health: None,
-        dialects: &[Dialect {
-            prefix: "lmdeploy:",
-            metrics: &[
-                ("gpu_cache_usage_perc", Value(KvUsage)),
-                ("num_requests_waiting", Value(Waiting)),
-                ("num_requests_running", Value(Running)),
-                ("generation_tokens_total", Value(GeneratedTokens)),
-            ],
-            ..DIALECT
-        }],
+        dialects: &[Dialect { prefix: "lmdeploy:", metrics: FEW, ..DIALECT }],
         versions: "of 2026",
         ..PLAIN
     },
@@ -243,7 +234,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         ports: &[8000],
         path: "/v1/metrics",
         health: Some(HealthEndpoint { port: None, path: "/v1/health/ready" }),
-        dialects: &[Dialect { needs: &[KvUsage, Waiting], metrics: NIM, ..DIALECT }],
+        dialects: &[Dialect { needs: &[KvUsage, Waiting], metrics: FEW, ..DIALECT }],
         versions: "1.x; later ones print vLLM's page",
         ..PLAIN
     },
@@ -306,7 +297,8 @@ const VLLM: &[(&str, MetricReading)] = &[
     ),
 ];
 
-const NIM: &[(&str, MetricReading)] = &[
+/// Those of them that others have as well, by the names of its earlier versions.
+const FEW: &[(&str, MetricReading)] = &[
     ("gpu_cache_usage_perc", Value(KvUsage)),
     ("num_requests_waiting", Value(Waiting)),
     ("num_requests_running", Value(Running)),

@@ -3,6 +3,7 @@
 //! A malformed request is answered with its status and a text that names the place; it changes nothing.
 
 use super::server::limits::ConnectionLimits;
+use crate::coded::coded;
 use crate::service::assert_not_held;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -34,31 +35,27 @@ impl Default for RequestLimits {
     }
 }
 
-/// A request that gets an error status as its answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadRequest {
-    #[error("the body is larger than {limit} bytes; {way_out}")]
-    TooLarge { limit: usize, way_out: &'static str },
-    #[error("the body did not arrive within {} s", .within.as_secs_f32())]
-    TooSlow { within: Duration },
-    #[error("the body broke off: {0}")]
-    BrokenOff(String),
-    #[error("the body is not the JSON this verb takes: {0}")]
-    Malformed(String),
-    #[error("{message}")]
-    Unprocessable { code: &'static str, message: String },
-    #[error("{message}")]
-    Unauthorized { code: &'static str, message: String },
-    #[error("{message}")]
-    Forbidden { code: &'static str, message: String },
-    #[error("not answering: {0}")]
-    Unavailable(&'static str),
-    /// A limit is reached; the request may succeed later.
-    #[error("{message}")]
-    Crowded { code: &'static str, message: String },
-    /// The API server did not answer the access review.
-    #[error("{message}")]
-    Undecided { code: &'static str, message: String },
+coded! {
+    /// A request that gets an error status as its answer, and that status.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum BadRequest: StatusCode {
+        "too-large" TooLarge { limit: usize, way_out: &'static str },
+            "the body is larger than {limit} bytes; {way_out}"
+            => StatusCode::PAYLOAD_TOO_LARGE;
+        "too-slow" TooSlow { within: Duration },
+            "the body did not arrive within {} s", within.as_secs_f32()
+            => StatusCode::REQUEST_TIMEOUT;
+        "broken-off" BrokenOff(error: String), "the body broke off: {error}" => StatusCode::BAD_REQUEST;
+        "malformed" Malformed(error: String), "the body is not the JSON this verb takes: {error}" => StatusCode::BAD_REQUEST;
+        "unprocessable" [*code] Unprocessable { code: &'static str, message: String }, "{message}" => StatusCode::UNPROCESSABLE_ENTITY;
+        "unauthorized" [*code] Unauthorized { code: &'static str, message: String }, "{message}" => StatusCode::UNAUTHORIZED;
+        "forbidden" [*code] Forbidden { code: &'static str, message: String }, "{message}" => StatusCode::FORBIDDEN;
+        "unavailable" Unavailable(reason: &'static str), "not answering: {reason}" => StatusCode::SERVICE_UNAVAILABLE;
+        /// A limit is reached; the request may succeed later.
+        "crowded" [*code] Crowded { code: &'static str, message: String }, "{message}" => StatusCode::SERVICE_UNAVAILABLE;
+        /// The API server did not answer the access review.
+        "undecided" [*code] Undecided { code: &'static str, message: String }, "{message}" => StatusCode::SERVICE_UNAVAILABLE;
+    }
 }
 
 impl BadRequest {
@@ -66,34 +63,8 @@ impl BadRequest {
         Self::Unprocessable { code, message: message.to_string() }
     }
 
-    /// A short name for metrics.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::TooLarge { .. } => "too-large",
-            Self::TooSlow { .. } => "too-slow",
-            Self::BrokenOff(_) => "broken-off",
-            Self::Malformed(_) => "malformed",
-            Self::Unprocessable { code, .. }
-            | Self::Unauthorized { code, .. }
-            | Self::Forbidden { code, .. }
-            | Self::Crowded { code, .. }
-            | Self::Undecided { code, .. } => code,
-            Self::Unavailable(_) => "unavailable",
-        }
-    }
-
     pub fn status(&self) -> StatusCode {
-        match self {
-            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::TooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
-            Self::BrokenOff(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
-            Self::Unprocessable { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
-            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::Unavailable(_) | Self::Undecided { .. } | Self::Crowded { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-        }
+        self.entry().1
     }
 }
 

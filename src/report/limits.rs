@@ -48,8 +48,7 @@ impl NodeReport {
         }
         self.engines.iter_mut().filter_map(|engine| engine.problem.as_mut()).for_each(tidy);
         self.unread.iter_mut().for_each(|unread| tidy(&mut unread.reason));
-        self.missing.extend(cut);
-        self.missing.truncate(MAX_MISSING);
+        self.note_cut(cut);
         self.missing.iter_mut().for_each(|missing| tidy(&mut missing.reason));
         self.keep_to_size();
     }
@@ -89,7 +88,12 @@ impl NodeReport {
             cut.insert(sizes[longest].1);
         }
         let reason = || format!("not all of it fits: a report has at most {MAX_BYTES} bytes");
-        self.missing.extend(cut.into_iter().map(|part| MissingPart { part, reason: reason() }));
+        self.note_cut(cut.into_iter().map(|part| MissingPart { part, reason: reason() }));
+    }
+
+    /// First in the list: what is not said to be missing would read as not there.
+    fn note_cut(&mut self, cut: impl IntoIterator<Item = MissingPart>) {
+        self.missing.splice(0..0, cut);
         self.missing.truncate(MAX_MISSING);
     }
 }
@@ -191,8 +195,31 @@ mod tests {
             report.gpus.iter().flatten().map(|gpu| gpu.processes.as_ref().unwrap().len()).collect();
         assert_eq!(listed, [3000, 1096]);
         let reasons: Vec<&str> = report.missing.iter().map(|missing| missing.reason.as_str()).collect();
-        assert!(reasons[0].len() <= MAX_TEXT && !reasons[0].contains(char::is_control));
-        assert_eq!(reasons[1], "there are 5000; a report takes no more than 4096");
-        assert_eq!(reasons[2], "there are 3000; a report takes no more than 1096");
+        assert_eq!(reasons[0], "there are 5000; a report takes no more than 4096");
+        assert_eq!(reasons[1], "there are 3000; a report takes no more than 1096");
+        assert!(reasons[2].len() <= MAX_TEXT && !reasons[2].contains(char::is_control));
+    }
+
+    #[test]
+    fn what_was_cut_is_said_however_much_else_is_missing() {
+        let odd_folder = || json!({ "part": "models", "reason": "an odd name ".repeat(80) });
+        let engine = |text: &str| json!({ "pod": "p", "engine": "vllm", "gpus": [], "state": "serving", "problem": text });
+        for engines in [vec![engine(""); 600], vec![engine(&"x".repeat(4000)); 512]] {
+            let mut report: NodeReport = serde_json::from_value(json!({
+                "node": "n", "bootId": "b", "sequence": 1, "gpus": [], "engines": engines,
+                "models": (0..4000).map(|n| json!({ "model": format!("m{n}"), "tier": "disk", "source": "x".repeat(200) })).collect::<Vec<_>>(),
+                "missing": (0..200).map(|_| odd_folder()).collect::<Vec<_>>(),
+            }))
+            .unwrap();
+            let before = report.engines.len();
+            report.keep_to_limits();
+            let is_said = report.missing.iter().any(|missing| missing.part == ReportPart::Engines);
+            assert_eq!(is_said, report.engines.len() < before);
+            assert!(
+                is_said || report.missing[0].reason.contains("not all of it fits"),
+                "{:?}",
+                report.missing[0]
+            );
+        }
     }
 }

@@ -9,6 +9,7 @@ mod reading;
 
 pub use engine_summary::EngineSummary;
 
+use crate::coded::labels;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
@@ -115,10 +116,8 @@ impl GpuReport {
     /// Its health under a policy: as reported, unless NVML's answers or its compute mode make it worse.
     pub fn health(&self, lost_after: Millis) -> Health {
         let ages = AnswerAges { failing: self.failing_millis, recovered: self.recovered_millis };
-        let by_mode = match self.compute_mode {
-            None | Some(ComputeMode::Default | ComputeMode::ExclusiveProcess) => Health::Healthy,
-            Some(ComputeMode::Prohibited | ComputeMode::Unknown) => Health::Draining,
-        };
+        let by_mode =
+            self.compute_mode.and_then(ComputeMode::fault).map_or(Health::Healthy, |_| Health::Draining);
         self.health.max(by_mode).max(ages.health(lost_after))
     }
 }
@@ -138,6 +137,9 @@ pub struct ProcessReport {
     /// The pod it belongs to; missing if it belongs to no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodUid>,
+    /// The container that its cgroup names, by its id. Of the agent alone: it says which of a pod's engines runs where.
+    #[serde(skip)]
+    pub container: Option<Arc<str>>,
 }
 
 /// An inference engine, as its own metrics show it.
@@ -202,23 +204,25 @@ pub struct UnreadPod {
     pub reason: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum EngineState {
-    /// Its process runs, and its port does not answer yet.
-    Starting,
-    /// It answers, and its model is not loaded yet.
-    Loading,
-    Serving,
-    /// Its KV cache is gone, and its weights are off the GPU.
-    Sleeping,
-    /// Its pod is being deleted; it finishes its requests.
-    Draining,
-    /// It answered before, and does not now.
-    Unreachable,
-    /// A state of a later version that this one does not know.
-    #[serde(other)]
-    Other,
+labels! {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum EngineState: label {
+        /// Its process runs, and its port does not answer yet.
+        "starting" Starting,
+        /// It answers, and its model is not loaded yet.
+        "loading" Loading,
+        "serving" Serving,
+        /// Its KV cache is gone, and its weights are off the GPU.
+        "sleeping" Sleeping,
+        /// Its pod is being deleted; it finishes its requests.
+        "draining" Draining,
+        /// It answered before, and does not now.
+        "unreachable" Unreachable,
+        /// A state of a later version that this one does not know.
+        #[serde(other)]
+        "other" Other,
+    }
 }
 
 /// A model of which files are on the node.
@@ -252,20 +256,22 @@ pub struct MissingPart {
     pub reason: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReportPart {
-    /// NVML.
-    Gpus,
-    /// Which process is on which GPU.
-    Processes,
-    /// Which pod a process belongs to.
-    Owners,
-    /// Which pods are on the node.
-    Pods,
-    Engines,
-    Models,
-    /// A part that only a later version knows.
-    #[serde(other)]
-    Other,
+labels! {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum ReportPart: label {
+        /// NVML.
+        "gpus" Gpus,
+        /// Which process is on which GPU.
+        "processes" Processes,
+        /// Which pod a process belongs to.
+        "owners" Owners,
+        /// Which pods are on the node.
+        "pods" Pods,
+        "engines" Engines,
+        "models" Models,
+        /// A part that only a later version knows.
+        #[serde(other)]
+        "other" Other,
+    }
 }

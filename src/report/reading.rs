@@ -43,10 +43,13 @@ impl NodeReport {
             used: gpu.used_bytes,
             attributed: attributed(gpu),
             engine_load: match engine_loads.get(&gpu.uuid) {
+                // The agent did not look for engines, or not all that it found are in the report.
+                Some(engine_load) if self.lacks_engines() => engine_load.beside_unread(),
                 Some(engine_load) => *engine_load,
-                // The agent did not look for engines, or does not know where one runs: the load of a GPU with any process is
-                // unknown.
-                None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::UNKNOWN,
+                // The same, or it does not know where one runs: the load of a GPU with any process is unknown.
+                None if (self.lacks_engines() || self.has_placeless_engine()) && !self.is_idle(gpu) => {
+                    EngineLoad::UNKNOWN
+                }
                 None => EngineLoad::NONE,
             },
         }
@@ -143,10 +146,21 @@ impl NodeReport {
             .collect()
     }
 
-    fn did_not_look_for_engines(&self) -> bool {
-        let has_no_place = |engine: &EngineReport| engine.gpus.is_empty();
-        self.missing.iter().any(|missing| matches!(missing.part, ReportPart::Engines | ReportPart::Pods))
-            || self.engines.iter().any(has_no_place)
+    fn lacks_engines(&self) -> bool {
+        self.lacks(ReportPart::Engines) || self.lacks(ReportPart::Pods)
+    }
+
+    fn lacks(&self, part: ReportPart) -> bool {
+        self.missing.iter().any(|missing| missing.part == part)
+    }
+
+    fn has_placeless_engine(&self) -> bool {
+        self.engines.iter().any(|engine| engine.gpus.is_empty())
+    }
+
+    /// Whether no process is on the GPU. A report that lacks processes may lack all of one GPU.
+    fn is_idle(&self, gpu: &GpuReport) -> bool {
+        gpu.processes.as_ref().is_some_and(Vec::is_empty) && !self.lacks(ReportPart::Processes)
     }
 
     /// For a model that is found twice, the copy nearer to a GPU.
@@ -199,10 +213,6 @@ fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
         is_same
     });
     by_pod
-}
-
-fn is_idle(gpu: &GpuReport) -> bool {
-    gpu.processes.as_ref().is_some_and(Vec::is_empty)
 }
 
 #[cfg(test)]
@@ -329,6 +339,42 @@ mod tests {
         let reading = report.reading(Moment(0), FRESH).unwrap();
         assert_eq!(reading.gpus[0].engine_load, EngineLoad::UNKNOWN);
         assert_eq!(reading.gpus[1].engine_load, EngineLoad::NONE);
+    }
+
+    #[test]
+    fn what_a_report_had_to_leave_out_reads_as_unknown_and_never_as_idle() {
+        let pods = |count: usize, gpu: &str| {
+            let pod = |n| json!({ "pod": format!("{gpu}-{n}"), "gpus": [gpu], "reason": "no page" });
+            (0..count).map(pod).collect::<Vec<_>>()
+        };
+        let engine_load = |edit: &dyn Fn(&mut NodeReport)| {
+            let mut report = report(json!([engine(json!({}))]));
+            edit(&mut report);
+            report.keep_to_limits();
+            report
+                .reading(Moment(0), FRESH)
+                .unwrap()
+                .gpus
+                .into_iter()
+                .map(|gpu| gpu.engine_load)
+                .collect::<Vec<_>>()
+        };
+        let known = EngineLoad::of(Percent::new(51), Some(3));
+        assert_eq!(engine_load(&|_| ()), [known, EngineLoad::NONE]);
+        let beside = EngineLoad { partial: true, ..known };
+        let unread = serde_json::from_value::<Vec<_>>(json!(pods(600, "GPU-a"))).unwrap();
+        let many_unread = engine_load(&|report| report.unread = unread.clone());
+        assert_eq!(many_unread, [beside, EngineLoad::NONE], "some of these pods are not named");
+        let many_engines = engine_load(&|report| report.engines = vec![report.engines[0].clone(); 600]);
+        assert!(many_engines[0].partial, "{many_engines:?}");
+        let no_processes = engine_load(&|report| {
+            report.unread = unread.clone();
+            let gpus = report.gpus.as_mut().unwrap();
+            gpus[1].processes = gpus[0].processes.clone();
+            gpus[0].processes =
+                gpus[0].processes.take().map(|list| list.into_iter().cycle().take(5000).collect());
+        });
+        assert_eq!(no_processes[1], EngineLoad::UNKNOWN, "its processes are not listed");
     }
 
     #[test]

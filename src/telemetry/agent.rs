@@ -54,26 +54,6 @@ type Figure = fn(&KnownGpu<'_>) -> Option<f64>;
 /// What a replica makes of a report, as labels.
 pub const OUTCOMES: [&str; 5] = ["accepted", "dropped", "rejected", "unreachable", "unsent"];
 
-const STATES: [(EngineState, &str); 7] = [
-    (EngineState::Starting, "starting"),
-    (EngineState::Loading, "loading"),
-    (EngineState::Serving, "serving"),
-    (EngineState::Sleeping, "sleeping"),
-    (EngineState::Draining, "draining"),
-    (EngineState::Unreachable, "unreachable"),
-    (EngineState::Other, "other"),
-];
-
-const PARTS: [(ReportPart, &str); 7] = [
-    (ReportPart::Gpus, "gpus"),
-    (ReportPart::Processes, "processes"),
-    (ReportPart::Owners, "owners"),
-    (ReportPart::Pods, "pods"),
-    (ReportPart::Engines, "engines"),
-    (ReportPart::Models, "models"),
-    (ReportPart::Other, "other"),
-];
-
 /// A round is to be over well within the second between two of them.
 const SECONDS: [f64; 9] = [5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5];
 
@@ -109,12 +89,12 @@ impl AgentMetrics {
             engines: families.sampled(
                 "stowage_agent_engines",
                 "Inference engines on the node, by state.",
-                [known("state", STATES.map(|(_, name)| name))],
+                [known("state", EngineState::ALL.map(EngineState::label))],
             ),
             missing: families.sampled(
                 "stowage_agent_missing_part",
                 "1 for a part that the latest report lacks, because it could not be sampled.",
-                [known("part", PARTS.map(|(_, name)| name))],
+                [known("part", ReportPart::ALL.map(ReportPart::label))],
             ),
             families: declared,
         }
@@ -157,9 +137,12 @@ impl AgentMetrics {
             page.sampled(family, samples)?;
         }
         let in_state = |state| report.engines.iter().filter(|engine| engine.state == state).count();
-        page.sampled(&self.engines, STATES.map(|(state, name)| ([name], in_state(state) as f64)))?;
+        page.sampled(&self.engines, EngineState::ALL.map(|state| ([state.label()], in_state(state) as f64)))?;
         let lacks = |part| report.missing.iter().any(|missing| missing.part == part);
-        page.sampled(&self.missing, PARTS.map(|(part, name)| ([name], f64::from(u8::from(lacks(part))))))
+        page.sampled(
+            &self.missing,
+            ReportPart::ALL.map(|part| ([part.label()], f64::from(u8::from(lacks(part))))),
+        )
     }
 }
 

@@ -32,9 +32,6 @@ const WRITES: [(&str, &[&str]); 12] = [
     ("certificates", &["written", "conflict", "failed"]),
 ];
 
-/// Why pods are evicted, as labels.
-pub const EVICTION_REASONS: [&str; 9] = EvictionReason::LABELS;
-
 pub fn ledgers_discarded(families: &mut Families) -> IntCounter {
     families.counter(
         "stowage_ledger_discarded_total",
@@ -67,7 +64,11 @@ pub fn writes(families: &mut Families) -> IntCounterVec {
 
 pub fn evictions(families: &mut Families) -> IntCounterVec {
     let help = "Pods that the API server evicted for Stowage, by reason. Victims that kube-scheduler evicts itself are not in it.";
-    families.counters("stowage_evictions_total", help, [known("reason", EVICTION_REASONS)])
+    families.counters(
+        "stowage_evictions_total",
+        help,
+        [known("reason", EvictionReason::CODES.iter().copied())],
+    )
 }
 
 pub fn pod_warnings(families: &mut Families) -> IntCounterVec {

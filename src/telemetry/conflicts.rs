@@ -1,6 +1,7 @@
 //! Metrics of the continuous audit: current conflicts, detected conflicts, evictions to resolve them, and the audit's backlog.
 
 use super::family::{Families, known};
+use crate::kubernetes::port::EvictionOutcome;
 use crate::scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
@@ -14,10 +15,6 @@ pub struct ConflictMetrics {
     /// Nodes that changed and have not been audited since.
     unchecked: IntGauge,
 }
-
-/// Outcomes of an eviction, as labels.
-pub const OUTCOMES: [&str; 8] =
-    ["written", "gone", "later", "called-off", "refused", "unknown", "rate-limited", "over"];
 
 impl ConflictMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
@@ -36,7 +33,7 @@ impl ConflictMetrics {
             evictions: families.counters(
                 "stowage_gpu_conflict_evictions_total",
                 "Evictions of unstarted pods to resolve a GPU conflict, by outcome.",
-                [known("outcome", OUTCOMES)],
+                [known("outcome", EvictionOutcome::CODES.iter().copied().chain(["rate-limited", "over"]))],
             ),
             unchecked: families.gauge(
                 "stowage_audit_pending_nodes",

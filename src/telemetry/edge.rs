@@ -1,7 +1,7 @@
 //! Metrics of the addresses: connections and how they ended, certificate reloads, rejected tokens and limited pages.
 
 use super::family::{Families, known, open};
-use super::reports::REVIEWS;
+use super::reports::reviews;
 use prometheus::{IntCounterVec, IntGaugeVec};
 
 /// Shared with the code that serves an address.
@@ -58,7 +58,7 @@ impl EdgeMetrics {
             page_reviews: families.counters(
                 "stowage_page_access_reviews_total",
                 "Access reviews for operators' pages, by outcome.",
-                [known("outcome", REVIEWS)],
+                [reviews()],
             ),
         };
         for address in ["agents", "operators"] {

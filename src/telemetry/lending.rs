@@ -1,6 +1,7 @@
 //! Families about how sleeping engines wake. How much they lend, and to how many pods, is in [`super::usage`].
 
 use super::family::{Families, known};
+use crate::kubernetes::port::EvictionOutcome;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 pub struct LendingMetrics {
@@ -13,10 +14,6 @@ pub struct LendingMetrics {
     /// Evictions of borrowers, by outcome.
     pub evictions: IntCounterVec,
 }
-
-/// Outcomes of an eviction, as labels.
-pub const EVICTION_OUTCOMES: [&str; 7] =
-    ["written", "gone", "later", "called-off", "refused", "unknown", "rate-limited"];
 
 impl LendingMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
@@ -34,7 +31,7 @@ impl LendingMetrics {
             evictions: families.counters(
                 "stowage_loan_evictions_total",
                 "Evictions of pods that borrow, by outcome.",
-                [known("outcome", EVICTION_OUTCOMES)],
+                [known("outcome", EvictionOutcome::CODES.iter().copied().chain(["rate-limited"]))],
             ),
         }
     }

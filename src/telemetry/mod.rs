@@ -38,7 +38,6 @@ use family::{Families, open};
 use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 pub use autoscaling::AutoscalingMetrics;
-pub use cluster::EVICTION_REASONS;
 pub use conflicts::ConflictMetrics;
 pub use devices::DeviceMetrics;
 pub use edge::EdgeMetrics;

@@ -1,24 +1,15 @@
 //! Families about agents' reports, as the extender receives them.
 
-use super::family::{Families, known, open};
+use super::family::{Families, Label, known, open};
+use crate::kubernetes::port::AuthError;
+use crate::report::ReportPart;
 use prometheus::{IntCounter, IntCounterVec};
 
-/// Parts of a report, as labels.
-const PARTS: [&str; 7] = ["gpus", "processes", "owners", "pods", "engines", "models", "other"];
-/// Outcomes of a token's review, as labels; the codes of `kubernetes::port::AuthError`.
-pub(super) const REVIEWS: [&str; 11] = [
-    "accepted",
-    "invalid-token",
-    "wrong-audience",
-    "wrong-account",
-    "no-node-in-token",
-    "malformed-token",
-    "expired-token",
-    "not-allowed",
-    "token-unchecked",
-    "token-crowded",
-    "abandoned",
-];
+/// Outcomes of a token's review.
+pub(super) fn reviews() -> Label {
+    let refusals = AuthError::CODES.iter().copied();
+    known("outcome", ["accepted"].into_iter().chain(refusals).chain(["abandoned"]))
+}
 
 pub fn reports(families: &mut Families) -> IntCounterVec {
     let reports = families.counters(
@@ -45,7 +36,11 @@ pub fn gpus_delayed(families: &mut Families) -> IntCounter {
 
 pub fn missing(families: &mut Families) -> IntCounterVec {
     let help = "Parts that agent reports lacked because they could not be sampled, by part.";
-    families.counters("stowage_agent_missing_parts_total", help, [known("part", PARTS)])
+    families.counters(
+        "stowage_agent_missing_parts_total",
+        help,
+        [known("part", ReportPart::ALL.map(ReportPart::label))],
+    )
 }
 
 pub fn findings(families: &mut Families) -> IntCounterVec {
@@ -56,5 +51,5 @@ pub fn findings(families: &mut Families) -> IntCounterVec {
 
 pub fn token_reviews(families: &mut Families) -> IntCounterVec {
     let help = "TokenReviews of agents' tokens, by outcome.";
-    families.counters("stowage_agent_token_reviews_total", help, [known("outcome", REVIEWS)])
+    families.counters("stowage_agent_token_reviews_total", help, [reviews()])
 }

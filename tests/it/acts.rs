@@ -114,8 +114,8 @@ impl Leader {
 
     /// Over all reasons.
     fn evictions(&self) -> u64 {
-        let of = |reason| self.service.metrics.evictions.with_label_values(&[reason]).get();
-        stowage::telemetry::EVICTION_REASONS.into_iter().map(of).sum()
+        let of = |reason: &&str| self.service.metrics.evictions.with_label_values(&[*reason]).get();
+        EvictionReason::CODES.iter().map(of).sum()
     }
 
     fn writes(&self, kind: &str, outcome: &str) -> u64 {

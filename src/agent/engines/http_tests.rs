@@ -5,7 +5,7 @@ use super::address::{METRICS_PATH, METRICS_PORT};
 use super::limits::EngineLimits;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::report::{EngineReport, EngineState};
+use crate::report::{EngineReport, EngineState, GpuReport, ProcessReport};
 use crate::units::Millis;
 use axum::Router;
 use axum::body::Body;
@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::stream;
 use parking_lot::Mutex;
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -51,6 +52,7 @@ fn pod(name: &str, port: Option<u16>) -> PodOnNode {
         labels: BTreeMap::new(),
         annotations: port.map(|port| (METRICS_PORT.to_owned(), port.to_string())).into_iter().collect(),
         ports: Vec::new(),
+        containers: BTreeMap::new(),
         devices: None,
         granted: None,
         wants_gpu: true,
@@ -108,7 +110,7 @@ impl StubPages {
 }
 
 async fn round(engines: &mut EngineWatcher, pods: &[PodOnNode]) -> Vec<EngineReport> {
-    engines.round(pods, &BTreeMap::new()).await.engines
+    engines.round(pods, &[]).await.engines
 }
 
 /// The report of the only pod.
@@ -169,8 +171,7 @@ async fn an_engine_is_found_on_a_port_its_pod_declares() {
     let mut engines = EngineWatcher::new(patient());
     let report = only(&mut engines, &pod).await;
     assert_eq!((report.engine.as_str(), report.gpus), ("sglang", vec![recorded]));
-    let report =
-        engines.round(&[pod.clone()], &BTreeMap::from([(pod.uid.clone(), vec![seen.clone()])])).await.engines;
+    let report = engines.round(&[pod.clone()], &[gpu(seen.as_str(), &[("engine", None)])]).await.engines;
     assert_eq!((report[0].state, &report[0].gpus), (EngineState::Serving, &vec![seen]));
 }
 
@@ -569,9 +570,9 @@ async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
         elsewhere,
     ];
     let mut engines = EngineWatcher::new(patient());
-    let mut found = engines.round(&pods, &BTreeMap::new()).await;
+    let mut found = engines.round(&pods, &[]).await;
     for _ in 0..20 {
-        found = engines.round(&pods, &BTreeMap::new()).await;
+        found = engines.round(&pods, &[]).await;
     }
     assert_eq!(found.engines, []);
     let said: Vec<_> =
@@ -583,17 +584,103 @@ async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
     assert!(reason(2).contains("nothing listens at"), "{}", reason(2));
 }
 
-#[tokio::test]
-async fn a_proxy_before_an_engine_does_not_double_its_queue() {
-    let one = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
-    let proxy = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
-    let pod = PodOnNode { ports: vec![proxy.port, one.port], ..pod("proxied", None) };
+/// A GPU with processes: of each the pod, and the container.
+fn gpu(uuid: &str, processes: &[(&str, Option<&str>)]) -> GpuReport {
+    let mut gpu: GpuReport =
+        serde_json::from_value(json!({ "uuid": uuid, "index": 0, "model": "H100", "totalBytes": 1 }))
+            .unwrap();
+    let process = |(pod, container): &(&str, Option<&str>)| ProcessReport {
+        pid: 1,
+        used_bytes: None,
+        pod: PodUid::parse(pod).ok(),
+        container: container.map(Arc::from),
+    };
+    gpu.processes = Some(processes.iter().map(process).collect());
+    gpu
+}
+
+async fn two_loaded_engines() -> [StubServer; 2] {
+    let pages = [("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")];
+    [serve_pages(&pages).await, serve_pages(&pages).await]
+}
+
+/// After enough rounds to find both, the port and the GPUs of each engine of a pod whose ports two containers declare.
+async fn engines_on(servers: &[StubServer; 2], gpus: &[GpuReport]) -> Vec<(Option<u16>, Vec<String>)> {
+    let ports = servers.iter().map(|server| server.port).collect();
+    let containers =
+        servers.iter().zip(["one", "two"]).map(|(server, name)| (server.port, name.into())).collect();
+    let pod = PodOnNode { ports, containers, ..pod("double", None) };
     let mut engines = EngineWatcher::new(patient());
     let mut reports = Vec::new();
     for _ in 0..5 {
-        reports = round(&mut engines, std::slice::from_ref(&pod)).await;
+        reports = engines.round(std::slice::from_ref(&pod), gpus).await.engines;
     }
-    assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))]);
+    let on = |report: &EngineReport| report.gpus.iter().map(ToString::to_string).collect();
+    reports.iter().map(|report| (report.port, on(report))).collect()
+}
+
+#[tokio::test]
+async fn a_proxy_before_an_engine_does_not_double_its_queue() {
+    let servers = two_loaded_engines().await;
+    let on_a = || vec!["GPU-a".to_owned()];
+    for (engine, container) in [(0, "one"), (1, "two")] {
+        let gpus = [gpu("GPU-a", &[("double", Some(container))])];
+        assert_eq!(engines_on(&servers, &gpus).await, [(Some(servers[engine].port), on_a())], "{container}");
+    }
+    let unsaid = engines_on(&servers, &[gpu("GPU-a", &[("double", None)])]).await;
+    assert_eq!(unsaid.len(), 2, "which of them is the proxy is not known: {unsaid:?}");
+}
+
+#[tokio::test]
+async fn engines_of_several_containers_are_on_the_gpus_of_their_own_processes() {
+    let servers = two_loaded_engines().await;
+    let mut ports = servers.iter().map(|server| Some(server.port)).collect::<Vec<_>>();
+    ports.sort();
+    let (a, b) = (gpu("GPU-a", &[("double", Some("one"))]), gpu("GPU-b", &[("double", Some("two"))]));
+    let of = |engines: Vec<(Option<u16>, Vec<String>)>| {
+        assert_eq!(engines.iter().map(|(port, _)| *port).collect::<Vec<_>>(), ports);
+        let on = |server: &StubServer| {
+            engines.iter().find(|(port, _)| *port == Some(server.port)).unwrap().1.join(",")
+        };
+        servers.each_ref().map(on)
+    };
+    assert_eq!(of(engines_on(&servers, &[a.clone(), b.clone()]).await), ["GPU-a", "GPU-b"]);
+    let c = gpu("GPU-c", &[("double", Some("a worker without a port"))]);
+    assert_eq!(
+        of(engines_on(&servers, &[a.clone(), b.clone(), c]).await),
+        ["GPU-a,GPU-c", "GPU-b,GPU-c"],
+        "either may be the engine of which the worker is a part"
+    );
+    let both = gpu("GPU-b", &[("double", Some("one")), ("double", Some("two"))]);
+    assert_eq!(of(engines_on(&servers, &[a, both]).await), ["GPU-a,GPU-b", "GPU-b"]);
+    let unsaid = [gpu("GPU-a", &[("double", None)]), gpu("GPU-b", &[("double", None)])];
+    assert_eq!(of(engines_on(&servers, &unsaid).await), ["GPU-a,GPU-b", "GPU-a,GPU-b"]);
+}
+
+#[tokio::test]
+async fn two_engines_with_like_figures_stay_two() {
+    let page = |tokens: u64, waiting: u64, kv: f64| {
+        format!(
+            "vllm:generation_tokens_total{{model_name=\"m\"}} {tokens}\nvllm:num_requests_waiting{{model_name=\"m\"}} {waiting}\n\
+             vllm:kv_cache_usage_perc{{model_name=\"m\"}} {kv}\n"
+        )
+    };
+    let (one, other) = (StubPages::default(), StubPages::default());
+    let mut servers = Vec::new();
+    for (pages, tokens) in [(&one, 1000), (&other, 1020)] {
+        servers.push(pages.set("/metrics", 200, &page(tokens, 3, 0.5)).set("/health", 200, "").serve().await);
+    }
+    let ports = servers.iter().map(|server| server.port).collect();
+    let pod = PodOnNode { ports, ..pod("ranks", None) };
+    let mut engines = EngineWatcher::new(patient());
+    for tokens in [2000, 3000, 4000] {
+        round(&mut engines, std::slice::from_ref(&pod)).await;
+        one.set("/metrics", 200, &page(tokens, 3, 0.5));
+        other.set("/metrics", 200, &page(tokens + 20, 4, 0.52));
+    }
+    let reports = round(&mut engines, &[pod]).await;
+    let waiting: BTreeSet<_> = reports.iter().map(|report| report.waiting).collect();
+    assert_eq!(waiting, [Some(3), Some(4)].into(), "queues add up");
 }
 
 #[tokio::test]

@@ -23,17 +23,16 @@ mod watched_tests;
 use crate::agent::ownership::dual_pods;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
-use crate::report::{EngineReport, EngineState, UnreadPod};
-use crate::units::Millis;
-use address::{AddressOwner, BadAnnotation, EngineEvidence, EngineQuery, sought};
+use crate::report::{EngineReport, GpuReport, UnreadPod};
+use address::{AddressOwner, EngineEvidence, EngineQuery, sought};
 use fetch::Fetcher;
 use limits::EngineLimits;
 use probe::{ProbeKind, ProbeResult};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
-use watched::{WatchedEngine, declared_model};
+use watched::WatchedEngine;
 
 /// The engines of one node, from round to round.
 #[derive(Debug)]
@@ -77,11 +76,12 @@ impl EngineWatcher {
     /// One round: probes every engine that is due, waits a moment, and returns what is known of all of them. An engine that takes
     /// longer delays nothing: its answer is used in the next round, and until then its last figures are reported with their age.
     ///
-    /// `gpus`: the GPUs on which a pod's processes were seen; without any, those that its Binding recorded.
-    pub async fn round(&mut self, pods: &[PodOnNode], gpus: &BTreeMap<PodUid, Vec<GpuUuid>>) -> EngineRound {
+    /// `gpus`: the GPUs with the processes seen on them.
+    pub async fn round(&mut self, pods: &[PodOnNode], gpus: &[GpuReport]) -> EngineRound {
+        let seen = seen_on(gpus);
         let candidates: BTreeMap<&PodUid, &PodOnNode> = pods
             .iter()
-            .filter(|pod| pod.wants_gpu || gpus.contains_key(&pod.uid))
+            .filter(|pod| pod.wants_gpu || seen.contains_key(pod.uid.as_str()))
             .map(|pod| (&pod.uid, pod))
             .collect();
         self.take_finished();
@@ -90,7 +90,11 @@ impl EngineWatcher {
         for pod in candidates.values() {
             match sought(pod, owner(pod, pods)) {
                 Ok(sought) => self.add_places(pod, sought, &mut wanted),
-                Err(error) => found.engines.push(misconfigured(pod, gpus_of(pod, gpus), &error)),
+                Err(error) => {
+                    let now = Instant::now();
+                    let engine = WatchedEngine::misconfigured(&error, now);
+                    found.engines.extend(engine.report(pod, gpus_of(pod, &seen), now, &self.limits));
+                }
             }
         }
         self.leave_gone(&wanted);
@@ -100,7 +104,7 @@ impl EngineWatcher {
         self.wait().await;
         let now = Instant::now();
         for pod in candidates.values() {
-            self.report(pod, gpus_of(pod, gpus), now, &mut found);
+            self.report(pod, &seen, now, &mut found);
         }
         let requesters = dual_pods::requesters(pods);
         found.unread.retain(|unread| !requesters.contains(&unread.pod));
@@ -108,19 +112,17 @@ impl EngineWatcher {
         found
     }
 
-    /// One place for the pod, and one for each port beside that of its first engine: each may have an engine of its own.
+    /// One place for each port that the pod names. Of a pod that names none, one for it all, and one for each port beside that of the
+    /// engine found there: each may have an engine of its own.
     fn add_places(&self, pod: &PodOnNode, sought: EngineQuery, wanted: &mut BTreeMap<Place, EngineQuery>) {
-        let home = self.slots.get(&(pod.uid.clone(), None)).and_then(|slot| slot.watched.port());
-        let is_named = pod.annotations.contains_key(address::METRICS_PORT);
-        let first = if is_named { sought.ports.first().copied() } else { home };
+        let (all, is_named) = ((pod.uid.clone(), None), pod.annotations.contains_key(address::METRICS_PORT));
+        let home = self.slots.get(&all).and_then(|slot| slot.watched.port());
         let claim = if is_named { EngineEvidence::Declared } else { EngineEvidence::Guessed };
-        let others = sought.ports.iter().filter(|port| first.is_some_and(|first| first != **port));
-        wanted.extend(others.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
-        let sought = match first {
-            Some(first) if is_named => sought.at(first, claim),
-            _ => sought,
-        };
-        wanted.insert((pod.uid.clone(), None), sought);
+        let apart = sought.ports.iter().filter(|&&port| is_named || home.is_some_and(|home| home != port));
+        wanted.extend(apart.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
+        if !is_named {
+            wanted.insert(all, sought);
+        }
     }
 
     /// Starts a probe if the place is due and its last one is over.
@@ -139,25 +141,36 @@ impl EngineWatcher {
         slot.visit = Some(self.visits.spawn(visited));
     }
 
-    /// What is known of a pod's engines. Two ports with the same engine, of which one is a proxy's, are one.
-    fn report(&self, pod: &PodOnNode, gpus: Vec<GpuUuid>, now: Instant, found: &mut EngineRound) {
+    /// What is known of a pod's engines. One whose port a single container declares is on the GPUs of that container's processes,
+    /// and on those of the pod on which no other is known to be, so that none reads as idle: of several in one container, or
+    /// where no process is seen, each is on all GPUs of the pod. A proxy before an engine shows the engine's page, and is
+    /// none: its container has no process on a GPU. Without that no two are taken for one, for queues add up.
+    fn report(
+        &self,
+        pod: &PodOnNode,
+        seen: &BTreeMap<&str, Vec<GpuUuid>>,
+        now: Instant,
+        found: &mut EngineRound,
+    ) {
         let places = (pod.uid.clone(), None)..=(pod.uid.clone(), Some(u16::MAX));
-        let mut known: Vec<&WatchedEngine> = Vec::new();
-        let before = found.engines.len();
-        let mut first = None;
-        for slot in self.slots.range(places).map(|(_, slot)| slot) {
-            first = first.or(Some(&slot.watched));
-            if known.iter().any(|known| known.is_same_as(&slot.watched)) {
-                continue;
-            }
-            found.engines.extend(slot.watched.report(pod, gpus.clone(), now, &self.limits));
-            known.push(&slot.watched);
+        let all: Vec<&WatchedEngine> = self.slots.range(places).map(|(_, slot)| &slot.watched).collect();
+        let container = |one: &WatchedEngine| Some(seen.get(&**pod.containers.get(&one.port()?)?));
+        let own = |one: &WatchedEngine| container(one).flatten();
+        let is_proxy = |one: &&&WatchedEngine| {
+            let is_before = |other: &&WatchedEngine| own(other).is_some() && one.is_same_as(other);
+            container(one) == Some(None) && all.iter().any(is_before)
+        };
+        let (gpus, before) = (gpus_of(pod, seen), found.engines.len());
+        let covered: Vec<&GpuUuid> = all.iter().filter_map(|one| own(one)).flatten().collect();
+        for one in all.iter().filter(|one| !is_proxy(one)) {
+            let is_on =
+                |gpu: &&GpuUuid| own(one).is_none_or(|own| own.contains(gpu) || !covered.contains(gpu));
+            let gpus = gpus.iter().filter(is_on).cloned().collect();
+            found.engines.extend(one.report(pod, gpus, now, &self.limits));
         }
         // A pod that is not ready yet starts, and one that has no GPU takes no load.
-        let Some(first) = first.filter(|_| found.engines.len() == before && pod.is_ready && !gpus.is_empty())
-        else {
-            return;
-        };
+        let is_unread = found.engines.len() == before && pod.is_ready && !gpus.is_empty();
+        let Some(first) = all.first().filter(|_| is_unread) else { return };
         let reason = first.trouble().unwrap_or("none of its ports has been asked yet").to_owned();
         found.unread.push(UnreadPod {
             pod: pod.uid.clone(),
@@ -206,33 +219,21 @@ fn owner(pod: &PodOnNode, pods: &[PodOnNode]) -> AddressOwner {
     if pods.iter().any(has_same) { AddressOwner::Shared } else { AddressOwner::Pod }
 }
 
-fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<PodUid, Vec<GpuUuid>>) -> Vec<GpuUuid> {
-    let seen = seen.get(&pod.uid).filter(|gpus| !gpus.is_empty());
-    seen.or(pod.devices.as_ref()).cloned().unwrap_or_default()
+/// The GPUs on which processes were seen, of each pod by its UID and of each container by its id.
+fn seen_on(gpus: &[GpuReport]) -> BTreeMap<&str, Vec<GpuUuid>> {
+    let mut seen: BTreeMap<&str, Vec<GpuUuid>> = BTreeMap::new();
+    for gpu in gpus {
+        let processes = gpu.processes.iter().flatten();
+        let owners: BTreeSet<&str> = processes
+            .flat_map(|process| [process.pod.as_ref().map(PodUid::as_str), process.container.as_deref()])
+            .flatten()
+            .collect();
+        owners.into_iter().for_each(|owner| seen.entry(owner).or_default().push(gpu.uuid.clone()));
+    }
+    seen
 }
 
-/// An engine whose metrics annotations cannot be parsed.
-fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> EngineReport {
-    EngineReport {
-        pod: pod.uid.clone(),
-        engine: "unknown".into(),
-        port: None,
-        gpus,
-        state: match (pod.is_leaving, pod.is_ready) {
-            (true, _) => EngineState::Draining,
-            (false, true) => EngineState::Unreachable,
-            (false, false) => EngineState::Starting,
-        },
-        sleep_level: None,
-        model: declared_model(pod),
-        kv_cache_usage: None,
-        kv_cache_tokens: None,
-        waiting: None,
-        preempting: false,
-        running: None,
-        tokens_per_second: None,
-        reusable_in: None,
-        age_millis: Millis(0),
-        problem: Some(error.to_string()),
-    }
+/// Those of a pod's processes; without any, those that its Binding recorded.
+fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<&str, Vec<GpuUuid>>) -> Vec<GpuUuid> {
+    seen.get(pod.uid.as_str()).or(pod.devices.as_ref()).cloned().unwrap_or_default()
 }

@@ -2,7 +2,7 @@
 //!
 //! A state machine without I/O: `now` is an argument, an [`EngineProbe`] comes out, a [`ProbeResult`] goes in.
 
-use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
+use super::address::{BadAnnotation, EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::reuse;
@@ -95,6 +95,13 @@ impl WatchedEngine {
             was_ready: false,
             trouble: None,
         }
+    }
+
+    /// One whose annotations cannot be parsed: it is probed nowhere.
+    pub fn misconfigured(problem: &BadAnnotation, now: Instant) -> Self {
+        let (claim, addresses, ports) = (EngineEvidence::Declared, Vec::new(), Vec::new());
+        let sought = EngineQuery { engine: None, claim, addresses, ports };
+        Self { trouble: Some((0, problem.to_string())), ..Self::new(sought, now) }
     }
 
     /// Sets the addresses. The state is kept if they are unchanged.
@@ -296,8 +303,8 @@ impl WatchedEngine {
         self.trouble.as_ref().map(|(_, text)| &**text)
     }
 
-    /// Whether the other's page is that of the same engine, behind a proxy: what each had generated between its last two pages
-    /// overlaps, which no two engines' counters do, and their figures are close.
+    /// Whether the other's page may be that of the same engine, behind a proxy: what each had generated between its last two pages
+    /// overlaps, and their figures are close. Two engines with like loads look so, too.
     pub fn is_same_as(&self, other: &Self) -> bool {
         let (Some((one, _)), Some((two, _))) = (&self.latest, &other.latest) else { return false };
         let Some((a, b)) = self.generated.zip(other.generated) else { return false };

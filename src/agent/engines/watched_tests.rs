@@ -15,6 +15,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::report::{EngineReport, EngineState};
 use crate::units::Millis;
 use http::{StatusCode, Uri};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -30,6 +31,7 @@ pub(super) fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: 
         labels: map(labels),
         annotations: map(annotations),
         ports: ports.to_vec(),
+        containers: BTreeMap::new(),
         devices: None,
         granted: None,
         wants_gpu: true,

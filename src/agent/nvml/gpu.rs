@@ -71,7 +71,7 @@ impl GpuReader<'_> {
         for slice in &mut cut {
             (slice.numbers.minor, slice.compute_mode) = (gpu.numbers.minor, gpu.compute_mode);
         }
-        let by_mode = health::of_compute_mode(gpu.compute_mode);
+        let by_mode = gpu.compute_mode.and_then(ComputeMode::fault).map(health::GpuFault::draining);
         for fault in health::read(device)?.into_iter().chain(by_mode) {
             std::iter::once(&mut gpu).chain(&mut cut).for_each(|report| fault.mark(report));
         }
@@ -316,7 +316,7 @@ fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), N
         found.entry(process.pid).and_modify(|known| *known = used.max(*known)).or_insert(used);
         gpu_instance = gpu_instance.or(process.gpu_instance_id);
     }
-    let process = |(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None };
+    let process = |(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None, container: None };
     Ok((found.into_iter().map(process).collect(), gpu_instance))
 }
 

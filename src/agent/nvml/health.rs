@@ -5,7 +5,7 @@
 
 use crate::ids::GpuUuid;
 use crate::report::GpuReport;
-use crate::scheduling::vocabulary::health::{ComputeMode, Health};
+use crate::scheduling::vocabulary::health::Health;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enums::device::SampleValue;
@@ -76,19 +76,6 @@ pub fn is_gone(error: &NvmlError) -> bool {
         error,
         NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::IrqIssue | NvmlError::InsufficientPower
     )
-}
-
-/// What a compute mode says against a GPU, if anything. One process at a time is a matter of which pod comes.
-pub fn of_compute_mode(mode: Option<ComputeMode>) -> Option<GpuFault> {
-    match mode {
-        None | Some(ComputeMode::Default | ComputeMode::ExclusiveProcess) => None,
-        Some(ComputeMode::Prohibited) => Some(GpuFault::draining(
-            "its compute mode is Prohibited; nvidia-smi -c DEFAULT lets processes use it",
-        )),
-        Some(ComputeMode::Unknown) => Some(GpuFault::draining(
-            "its compute mode cannot be read, or is one that this version does not know",
-        )),
-    }
 }
 
 /// A GPU in MIG mode runs nothing itself.

@@ -94,8 +94,8 @@ fn every_figure_of_a_gpu_is_read() {
     );
     assert_eq!((gpu.utilization_percent, gpu.numa_node, gpu.nvlink_island), (Some(73), Some(1), None));
     assert_eq!((gpu.health, gpu.health_reason.as_ref()), (Health::Healthy, None));
-    let known = ProcessReport { pid: 10, used_bytes: Some(Bytes::gib(1)), pod: None };
-    let unknown = ProcessReport { pid: 11, used_bytes: None, pod: None };
+    let known = ProcessReport { pid: 10, used_bytes: Some(Bytes::gib(1)), pod: None, container: None };
+    let unknown = ProcessReport { pid: 11, used_bytes: None, pod: None, container: None };
     assert_eq!(gpu.processes.as_deref(), Some(&[known, unknown][..]));
 }
 

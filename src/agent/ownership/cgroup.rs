@@ -19,6 +19,9 @@ const MAX_FILE: u64 = 64 << 10;
 /// Minimum hexadecimal digits of a UID: a UUID's, or those of a static pod's hash.
 const UID_DIGITS: usize = 32;
 
+/// Hexadecimal digits of a container's id, with every runtime.
+const CONTAINER_DIGITS: usize = 64;
+
 /// Processes remembered. A node runs thousands of processes, but few of them on GPUs.
 const MAX_KNOWN: usize = 4096;
 
@@ -36,14 +39,15 @@ pub struct Cgroups {
 struct KnownProcess {
     /// Distinguishes a process from a later one of the same PID. In clock ticks since boot.
     started: u64,
-    pods: Arc<[PodUid]>,
+    owner: ProcessOwner,
 }
 
 /// Where a process belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessOwner {
-    /// To a pod. Several are named if a node runs inside another node's pod; the outermost comes first.
-    Pod(Arc<[PodUid]>),
+    /// To a pod. Several are named if a node runs inside another node's pod; the outermost comes first. And to one of its
+    /// containers, by the id that the runtime gave it, if the path has one.
+    Pod(Arc<[PodUid]>, Option<Arc<str>>),
     /// To a cgroup outside Kubernetes: a service of the host, or a container that Kubernetes does not know.
     Elsewhere,
     /// Its path is the root of a cgroup namespace, which identifies nothing.
@@ -75,14 +79,14 @@ impl Cgroups {
         if let Some(known) = self.known.get(&pid)
             && started == Some(known.started)
         {
-            return Ok(ProcessOwner::Pod(known.pods.clone()));
+            return Ok(known.owner.clone());
         }
         let Some(cgroup) = self.read(pid, "cgroup")? else { return Ok(ProcessOwner::Gone) };
-        let place = place_of(&cgroup);
-        if let (Some(started), ProcessOwner::Pod(pods)) = (started, &place) {
-            self.remember(pid, KnownProcess { started, pods: pods.clone() });
+        let owner = place_of(&cgroup);
+        if let (Some(started), ProcessOwner::Pod(..)) = (started, &owner) {
+            self.remember(pid, KnownProcess { started, owner: owner.clone() });
         }
-        Ok(place)
+        Ok(owner)
     }
 
     /// Removes every other process from the cache.
@@ -133,9 +137,10 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 /// Of all hierarchies, the first that names a pod counts.
 fn place_of(cgroup: &[u8]) -> ProcessOwner {
     let paths: Vec<&[u8]> = cgroup.split(|byte| *byte == b'\n').filter_map(path).collect();
-    let named = paths.iter().map(|path| pods_in(path)).find(|pods| !pods.is_empty());
+    let named =
+        paths.iter().map(|path| (pods_in(path), container_in(path))).find(|(pods, _)| !pods.is_empty());
     match named {
-        Some(pods) => ProcessOwner::Pod(pods.into()),
+        Some((pods, container)) => ProcessOwner::Pod(pods.into(), container),
         None if paths.iter().all(|path| is_bare(path)) => ProcessOwner::Unsaid,
         None => ProcessOwner::Elsewhere,
     }
@@ -154,6 +159,13 @@ fn is_bare(path: &[u8]) -> bool {
 
 fn pods_in(path: &[u8]) -> Vec<PodUid> {
     memmem::find_iter(path, b"pod").filter_map(|at| uid_at(&path[at + b"pod".len()..])).collect()
+}
+
+/// Of a node inside another node's pod, the innermost container.
+fn container_in(path: &[u8]) -> Option<Arc<str>> {
+    let is_id = |word: &&[u8]| word.len() == CONTAINER_DIGITS;
+    let id = path.split(|byte| !byte.is_ascii_hexdigit()).rfind(is_id)?;
+    Some(std::str::from_utf8(id).ok()?.into())
 }
 
 /// The UID at the start of the text. The systemd driver writes `_` for `-`, which has another meaning for it.
@@ -181,7 +193,7 @@ mod tests {
 
     fn pods(cgroup: &str) -> Vec<String> {
         match place_of(cgroup.as_bytes()) {
-            ProcessOwner::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
+            ProcessOwner::Pod(pods, _) => pods.iter().map(ToString::to_string).collect(),
             _ => vec![],
         }
     }
@@ -206,6 +218,29 @@ mod tests {
             ),
         ] {
             assert_eq!(pods(&cgroup), [UID], "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn the_container_is_found_and_a_path_without_one_names_none() {
+        let container = |path: &str| match place_of(format!("0::/kubepods/pod{UID}{path}\n").as_bytes()) {
+            ProcessOwner::Pod(_, container) => container,
+            other => panic!("{other:?}"),
+        };
+        let (inner, id) = (CONTAINER.replace('6', "7"), Some(Arc::from(CONTAINER)));
+        for path in [
+            "/ID",
+            "/ID/container",
+            ".slice/cri-containerd-ID.scope",
+            ".slice:cri-containerd:ID",
+            ".slice/crio-ID.scope/x",
+        ] {
+            assert_eq!(container(&path.replace("ID", CONTAINER)), id, "{path}");
+        }
+        let nested = container(&format!("/{CONTAINER}/kubelet/kubepods/pod{UID}/{inner}"));
+        assert_eq!(nested.as_deref(), Some(&*inner));
+        for none in ["", "/x", "/crio-0123abcd.scope", &format!("/{CONTAINER}0")] {
+            assert_eq!(container(none), None, "{none}");
         }
     }
 
@@ -273,7 +308,7 @@ mod tests {
 
         fn pods(&mut self, pid: u32) -> Vec<String> {
             match self.cgroups.place(pid).unwrap() {
-                ProcessOwner::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
+                ProcessOwner::Pod(pods, _) => pods.iter().map(ToString::to_string).collect(),
                 _ => vec![],
             }
         }
@@ -304,7 +339,7 @@ mod tests {
     fn processes_that_are_not_kept_are_forgotten_and_never_more_than_the_bound_is_known() {
         let mut proc = proc();
         for pid in 0..MAX_KNOWN as u32 + 10 {
-            proc.cgroups.remember(pid, KnownProcess { started: 1, pods: Arc::new([]) });
+            proc.cgroups.remember(pid, KnownProcess { started: 1, owner: ProcessOwner::Elsewhere });
         }
         assert_eq!(proc.cgroups.known.len(), MAX_KNOWN);
         proc.cgroups.keep(&BTreeSet::from([3, 9_999_999]));

@@ -101,7 +101,9 @@ fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) 
     let (mut open, mut owners, mut gone) = (UnownedProcesses::default(), BTreeMap::new(), 0);
     for pid in &pids {
         match cgroups.place(*pid) {
-            Ok(ProcessOwner::Pod(named)) => drop(owners.insert(*pid, known.innermost(&named))),
+            Ok(ProcessOwner::Pod(named, container)) => {
+                owners.insert(*pid, (Some(known.innermost(&named)), container));
+            }
             Ok(ProcessOwner::Elsewhere) => {}
             Ok(ProcessOwner::Unsaid) => drop(open.unsaid.insert(*pid)),
             Ok(ProcessOwner::Gone) => {
@@ -123,7 +125,7 @@ fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) 
     }
     cgroups.keep(&pids);
     for process in processes_mut(gpus) {
-        process.pod = owners.get(&process.pid).cloned();
+        (process.pod, process.container) = owners.get(&process.pid).cloned().unwrap_or_default();
     }
     open
 }

@@ -63,6 +63,7 @@ fn pod(uid: &str, name: &str) -> PodOnNode {
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         ports: vec![],
+        containers: BTreeMap::new(),
         devices: None,
         granted: None,
         wants_gpu: true,

@@ -41,6 +41,8 @@ pub struct PodOnNode {
     pub annotations: BTreeMap<String, String>,
     /// The ports its containers declare, in the order in which they do.
     pub ports: Vec<u16>,
+    /// The container that declares a port, by its id, if it is the only one.
+    pub containers: BTreeMap<u16, String>,
     /// The GPUs its Binding recorded.
     pub devices: Option<Vec<GpuUuid>>,
     /// The VRAM it was granted, over all its GPUs.
@@ -96,6 +98,7 @@ impl PodOnNode {
                 .map(owned)
                 .collect(),
             ports: containers(pod).flat_map(ports).take(MAX_PORTS).collect(),
+            containers: by_port(pod),
             devices: devices.map(|devices| devices.to_vec()),
             granted: objects::granted(pod),
             wants_gpu: objects::asks_for_vram(pod) || objects::asks_device_plugin(pod),
@@ -114,6 +117,27 @@ fn ports(container: &Container) -> impl Iterator<Item = u16> {
     let tcp =
         container.ports.iter().flatten().filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
     tcp.filter_map(|port| u16::try_from(port.container_port).ok())
+}
+
+/// As far as the kubelet has reported the ids of the present containers.
+fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
+    let statuses = || {
+        let status = pod.status.iter();
+        status
+            .flat_map(|status| [&status.init_container_statuses, &status.container_statuses])
+            .flatten()
+            .flatten()
+    };
+    let mut declared: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
+    for container in containers(pod) {
+        ports(container).for_each(|port| declared.entry(port).or_default().push(&container.name));
+    }
+    let alone = |(port, names): (u16, Vec<&str>)| {
+        let [only] = names[..] else { return None };
+        let id = statuses().find(|one| one.name == only)?.container_id.as_deref()?;
+        Some((port, id.split_once("://")?.1.to_owned()))
+    };
+    declared.into_iter().filter_map(alone).take(MAX_PORTS).collect()
 }
 
 #[cfg(test)]
@@ -153,6 +177,23 @@ mod tests {
         assert!(pod.annotations.contains_key("stowage.dev/metrics-port"));
         assert!(!pod.annotations.contains_key("example.com/huge"));
         assert!(pod.wants_gpu && pod.is_ready && !pod.is_leaving);
+    }
+
+    #[test]
+    fn a_port_belongs_to_the_one_container_that_declares_it() {
+        let ports =
+            |ports: &[u16]| ports.iter().map(|port| json!({ "containerPort": port })).collect::<Vec<_>>();
+        let pod = pod(|pod| {
+            pod["spec"]["initContainers"] =
+                json!([{ "name": "proxy", "restartPolicy": "Always", "ports": ports(&[8000, 9000]) }]);
+            pod["spec"]["containers"] = json!([
+                { "name": "engine", "ports": ports(&[8200, 9000]) }, { "name": "starting", "ports": ports(&[8300]) },
+            ]);
+            pod["status"]["initContainerStatuses"] = json!([{ "name": "proxy", "containerID": "containerd://aa", "ready": true, "restartCount": 0, "image": "", "imageID": "" }]);
+            pod["status"]["containerStatuses"] = json!([{ "name": "engine", "containerID": "cri-o://bb", "ready": true, "restartCount": 0, "image": "", "imageID": "" }]);
+        });
+        let containers: Vec<_> = pod.unwrap().containers.into_iter().collect();
+        assert_eq!(containers, [(8000, "aa".to_owned()), (8200, "bb".to_owned())]);
     }
 
     #[test]

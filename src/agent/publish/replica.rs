@@ -1,6 +1,7 @@
 //! One replica of Stowage: the connection to its address, and the results of reports sent there.
 
 use super::destination::Destination;
+use crate::coded::coded;
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -27,24 +28,19 @@ const REASON: usize = 500;
 /// How often a reason is logged whose figures change every second.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// The result of one report at one replica.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PublishOutcome {
-    Accepted,
-    /// The replica has a later one.
-    Dropped,
-    Refused {
-        status: StatusCode,
-        reason: String,
-    },
-    /// No answer, or none in time.
-    Unreachable {
-        reason: String,
-    },
-    /// It was not sent.
-    Unsent {
-        reason: String,
-    },
+coded! {
+    /// The result of one report at one replica.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum PublishOutcome {
+        "accepted" Accepted, "accepted";
+        /// The replica has a later one.
+        "dropped" Dropped, "dropped: a later one is known there";
+        "rejected" Refused { status: StatusCode, reason: String }, "refused ({}): {reason}", status.as_u16();
+        /// No answer, or none in time.
+        "unreachable" Unreachable { reason: String }, "unreachable: {reason}";
+        /// It was not sent.
+        "unsent" Unsent { reason: String }, "not sent: {reason}";
+    }
 }
 
 impl PublishOutcome {
@@ -52,33 +48,10 @@ impl PublishOutcome {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// A short name for metrics.
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Dropped => "dropped",
-            Self::Refused { .. } => "rejected",
-            Self::Unreachable { .. } => "unreachable",
-            Self::Unsent { .. } => "unsent",
-        }
-    }
-
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => one == other,
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
-        }
-    }
-}
-
-impl std::fmt::Display for PublishOutcome {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Accepted => f.write_str("accepted"),
-            Self::Dropped => f.write_str("dropped: a later one is known there"),
-            Self::Refused { status, reason } => write!(f, "refused ({}): {reason}", status.as_u16()),
-            Self::Unreachable { reason } => write!(f, "unreachable: {reason}"),
-            Self::Unsent { reason } => write!(f, "not sent: {reason}"),
         }
     }
 }

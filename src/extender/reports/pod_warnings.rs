@@ -6,7 +6,7 @@
 use crate::extender::Extender;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::kubernetes::port::{PodEvent, PodEventReason};
-use crate::report::{GpuReport, NodeReport, ReportFinding, ReportPart};
+use crate::report::{GpuReport, NodeReport, ReportFinding};
 use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::units::{Bytes, Millis};
@@ -16,7 +16,7 @@ use crate::units::{Bytes, Millis};
 pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
-        metrics.report_missing.with_label_values(&[part(missing.part)]).inc();
+        metrics.report_missing.with_label_values(&[missing.part.label()]).inc();
     }
     for finding in &report.findings {
         let (pod, kind) = subject(finding);
@@ -167,17 +167,5 @@ fn subject(finding: &ReportFinding) -> (&PodUid, &'static str) {
     match finding {
         ReportFinding::Drift { pod, .. } => (pod, "drift"),
         ReportFinding::OverGrant { pod, .. } => (pod, "over-grant"),
-    }
-}
-
-fn part(part: ReportPart) -> &'static str {
-    match part {
-        ReportPart::Gpus => "gpus",
-        ReportPart::Processes => "processes",
-        ReportPart::Owners => "owners",
-        ReportPart::Pods => "pods",
-        ReportPart::Engines => "engines",
-        ReportPart::Models => "models",
-        ReportPart::Other => "other",
     }
 }

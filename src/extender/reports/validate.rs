@@ -16,87 +16,54 @@ use crate::scheduling::vocabulary::health::ComputeMode;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeSet;
 
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ReportError {
-    #[error("Stowage knows no node \"{0}\"; is the agent's node name its Node object's name?")]
-    UnknownNode(NodeName),
-    #[error("node {node}: {flaw}")]
-    Flawed { node: NodeName, flaw: Flaw },
-    #[error("report {sequence} is not newer than report {known} of the same boot")]
-    Old { sequence: u64, known: u64 },
-    #[error("the report is of an earlier boot of the agent")]
-    EarlierBoot,
-    #[error(
-        "nothing shows that this agent is on the machine that has the Node {0} now; if it is, its reports count within \
-         30 s, or as soon as Stowage's watch shows the Node that its token names"
-    )]
-    ReplacedNode(NodeName),
-    #[error(
-        "the token is of an agent on {actual}, which cannot speak for {node}; each agent reports its own node"
-    )]
-    WrongNode { node: NodeName, actual: NodeName },
-    /// It is JSON, but no report.
-    #[error("{0}")]
-    Malformed(String),
-}
-
-impl ReportError {
-    /// A short name, for metrics and answers.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::UnknownNode(_) => "unknown-node",
-            Self::Flawed { flaw, .. } => flaw.code(),
-            Self::Old { .. } | Self::EarlierBoot => "old",
-            Self::ReplacedNode(_) => "replaced-node",
-            Self::WrongNode { .. } => "wrong-node",
-            Self::Malformed(_) => "malformed",
-        }
+coded! {
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum ReportError {
+        "unknown-node" UnknownNode(node: NodeName),
+            "Stowage knows no node \"{node}\"; is the agent's node name its Node object's name?";
+        "flawed" [flaw.code()] Flawed { node: NodeName, flaw: Flaw }, "node {node}: {flaw}";
+        "old" Old { sequence: u64, known: u64 }, "report {sequence} is not newer than report {known} of the same boot";
+        "old" EarlierBoot, "the report is of an earlier boot of the agent";
+        "replaced-node" ReplacedNode(node: NodeName),
+            "nothing shows that this agent is on the machine that has the Node {node} now; if it is, its reports count within \
+             30 s, or as soon as Stowage's watch shows the Node that its token names";
+        "wrong-node" WrongNode { node: NodeName, actual: NodeName },
+            "the token is of an agent on {actual}, which cannot speak for {node}; each agent reports its own node";
+        /// It is JSON, but no report.
+        "malformed" Malformed(error: String), "{error}";
     }
 }
 
 coded! {
     /// An impossible value, and where it is.
     #[derive(Debug, Clone, PartialEq)]
-    pub enum Flaw: () {
+    pub enum Flaw {
         "bad-token-rate" TokenRate { place: usize, pod: PodUid, rate: f64 },
-            "engines[{place}]: pod {pod} generates {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}"
-            => ();
+            "engines[{place}]: pod {pod} generates {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}";
         "gpu-twice" GpuTwice { place: usize, uuid: GpuUuid },
-            "gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once"
-            => ();
+            "gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once";
         "reserved-above-total" ReservedAboveTotal { place: usize, uuid: GpuUuid, reserved: Bytes, total: Bytes },
-            "gpus[{place}]: GPU {uuid} reserves {reserved} of a total of {total}"
-            => ();
+            "gpus[{place}]: GPU {uuid} reserves {reserved} of a total of {total}";
         "used-above-total" UsedAboveTotal { place: usize, uuid: GpuUuid, used: Bytes, total: Bytes },
-            "gpus[{place}]: GPU {uuid} has {used} in use of a total of {total}; both are bytes"
-            => ();
+            "gpus[{place}]: GPU {uuid} has {used} in use of a total of {total}; both are bytes";
         "bad-uuid" BadUuid { place: usize, uuid: GpuUuid },
-            "gpus[{place}]: {uuid} is no GPU's UUID: Stowage uses such names itself, or lists them with commas"
-            => ();
+            "gpus[{place}]: {uuid} is no GPU's UUID: Stowage uses such names itself, or lists them with commas";
         "no-memory" NoMemory { place: usize, uuid: GpuUuid },
-            "gpus[{place}]: GPU {uuid} has no memory; leave out what has none, or give the size by hand"
-            => ();
+            "gpus[{place}]: GPU {uuid} has no memory; leave out what has none, or give the size by hand";
         "bad-utilization" Utilization { place: usize, uuid: GpuUuid, percent: u8 },
-            "gpus[{place}]: GPU {uuid} is busy for {percent} % of its time; 0 to 100 is meant"
-            => ();
+            "gpus[{place}]: GPU {uuid} is busy for {percent} % of its time; 0 to 100 is meant";
         "too-many-gpus" TooManyGpus(count: usize),
-            "the report lists {count} GPUs and slices; at most {MAX_GPUS} are supported on a node"
-            => ();
+            "the report lists {count} GPUs and slices; at most {MAX_GPUS} are supported on a node";
         "no-reason" NoReason,
-            "gpus is null, and `missing` does not say why: add {{\"part\": \"gpus\", \"reason\": …}}"
-            => ();
+            "gpus is null, and `missing` does not say why: add {{\"part\": \"gpus\", \"reason\": …}}";
         "bad-kv-usage" KvUsage { place: usize, pod: PodUid, usage: f64 },
-            "engines[{place}]: the KV cache of pod {pod}'s engine is in use to {usage}; a share of 0 to 1 is meant"
-            => ();
+            "engines[{place}]: the KV cache of pod {pod}'s engine is in use to {usage}; a share of 0 to 1 is meant";
         "too-many" TooMany { what: &'static str, count: usize, most: usize },
-            "there are {count} {what}; at most {most} are taken"
-            => ();
+            "there are {count} {what}; at most {most} are taken";
         "too-long" TooLong { what: String, length: usize, most: usize },
-            "{what} is {length} bytes long; at most {most} are kept"
-            => ();
+            "{what} is {length} bytes long; at most {most} are kept";
         "too-aged" TooAged(age: Millis),
-            "the sample is {} s old; what is older than {} s is reported as missing", age.0 / 1000, MAX_AGE.0 / 1000
-            => ();
+            "the sample is {} s old; what is older than {} s is reported as missing", age.0 / 1000, MAX_AGE.0 / 1000;
     }
 }
 

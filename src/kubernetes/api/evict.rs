@@ -44,7 +44,7 @@ impl ApiControlPlane {
         };
         match outcome {
             EvictionOutcome::Evicted => {
-                self.service.metrics.evictions.with_label_values(&[why.label()]).inc();
+                self.service.metrics.evictions.with_label_values(&[why.code()]).inc();
                 self.record_event(evicted(key, uid, why));
             }
             EvictionOutcome::Refused { .. } => {

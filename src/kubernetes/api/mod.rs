@@ -12,7 +12,7 @@ use super::events::EventRecorder;
 use super::objects;
 use super::port::{
     BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
-    PodEvent, PodOnRecord, StatusChange, WriteTimes,
+    PodEvent, PodEventReason, PodOnRecord, StatusChange, WriteTimes,
 };
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::service::Service;
@@ -69,7 +69,18 @@ impl ApiControlPlane {
         let (pods, params) = (self.pods(key), post());
         let write = pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
         match within(self.times.client, write).await {
-            Ok(_) => BindOutcome::Written,
+            Ok(_) => {
+                let mut keys = objects::nri_keys(demand, cdi_kind);
+                if let Some((container, _)) = keys.find(|(_, key)| key.is_none()) {
+                    let text = format!(
+                        "The name of container {container} is too long for the key of an annotation that names its GPUs to \
+                         NVIDIA's NRI plugin: where that plugin hands out GPUs, it gets none. Give it one of at most 53 characters."
+                    );
+                    let (key, uid, kind) = (key.clone(), uid.clone(), PodEventReason::NoNriAnnotation);
+                    self.record_event(PodEvent { key, uid, kind, text });
+                }
+                BindOutcome::Written
+            }
             Err(failure) => failure.into(),
         }
     }

@@ -61,13 +61,19 @@ fn annotations(
         let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
         annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
     }
-    // A plugin would look for a specification, and fail the container if there is none.
-    if cdi_kind.is_some_and(|kind| kind != IN_MEMORY_CDI_KIND) {
-        let containers = demand.containers.iter();
-        annotations.extend(containers.filter_map(|one| Some((nri_key(&one.name)?, names.clone()))));
-    }
+    annotations.extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
     annotations.extend(container_fractions(demand, placement));
     annotations
+}
+
+/// Of each container that asks, the key of its annotation for the NRI plugin, where it has one.
+pub fn nri_keys<'a>(
+    demand: &'a Demand,
+    cdi_kind: Option<&str>,
+) -> impl Iterator<Item = (&'a str, Option<String>)> {
+    // A plugin would look for a specification, and fail the container if there is none.
+    let is_read = cdi_kind.is_some_and(|kind| kind != IN_MEMORY_CDI_KIND);
+    demand.containers.iter().filter(move |_| is_read).map(|one| (&*one.name, nri_key(&one.name)))
 }
 
 /// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding,
@@ -105,11 +111,19 @@ fn join(devices: &[GpuUuid]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::testkit::demand_of;
+    use crate::units::Bytes;
 
     #[test]
     fn a_container_with_a_long_name_gets_no_invalid_annotation() {
         let (longest, longer) = ("c".repeat(53), "c".repeat(54));
         assert_eq!(nri_key(&longest), Some(format!("nvidia.cdi.k8s.io/container.{longest}")));
         assert_eq!(nri_key(&longer), None);
+        let container = |name: &str| AskingContainer { name: name.into(), vram: Bytes::gib(1) };
+        let mut demand = demand_of(2, 1, Sharing::Shared, 0);
+        demand.containers = [container(&longest), container(&longer)].into();
+        let keys = |kind| nri_keys(&demand, kind).map(|(_, key)| key.is_some()).collect::<Vec<_>>();
+        assert_eq!(keys(Some("nvidia.com/gpu")), [true, false]);
+        assert_eq!((keys(Some(IN_MEMORY_CDI_KIND)), keys(None)), (vec![], vec![]), "nobody reads it there");
     }
 }

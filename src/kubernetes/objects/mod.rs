@@ -18,7 +18,7 @@ mod resource_slice;
 mod storage;
 
 pub use audited_pod::{has_started, observed_binding, observed_reservation};
-pub use binding::{IN_MEMORY_CDI_KIND, binding};
+pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
 pub use conditions::{
     CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
     disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, wakeable_for,

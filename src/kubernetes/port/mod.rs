@@ -12,7 +12,7 @@ pub use status_change::{
     ReservationChange, StatusChange, WakeAnswer,
 };
 
-use crate::coded::labels;
+use crate::coded::{coded, labels};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey, PodUid, listed};
 use crate::scheduling::policy::Digest;
 use crate::scheduling::vocabulary::demand::Demand;
@@ -179,6 +179,8 @@ labels! {
         "StowageOverGrant" OverGrant,
         /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
         "StowageUnevenGpus" UnevenGpus,
+        /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.
+        "StowageNoNriAnnotation" NoNriAnnotation,
         /// It will be evicted because its processes use more VRAM than it was granted.
         "StowageOveruse" Overuse,
         /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
@@ -275,51 +277,26 @@ pub trait PageAuthority: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>>;
 }
 
-/// Why a token is rejected. No text contains the token.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AuthError {
-    #[error("the API server does not accept the token: {0}")]
-    Invalid(String),
-    #[error(
-        "the token is for {actual:?}, and reports need one for audience {expected:?}: see the projected token in the \
-         agent's manifest, and --agents-audience"
-    )]
-    WrongAudience { expected: String, actual: Vec<String> },
-    #[error("the token is of {actual}, and reports come from {expected} (--agents-service-account)")]
-    WrongAccount { expected: String, actual: String },
-    #[error(
-        "the token names no node: give the agent the projected token of its own pod, on Kubernetes 1.30 or newer"
-    )]
-    NoNode,
-    #[error("the token is no service account token: {0}")]
-    Malformed(&'static str),
-    #[error("the token says of itself that it has expired")]
-    Expired,
-    #[error("{user:?} may not {what}: a role of the cluster has to allow it")]
-    NotAllowed { user: String, what: String },
-    /// The API server did not answer; the token is unknown.
-    #[error("the token cannot be checked now: {0}")]
-    Unavailable(String),
-    /// The token is unknown, and a limit allows no further review.
-    #[error(
-        "the token cannot be checked now: too many new tokens are shown, here or from this source; try again in a second"
-    )]
-    Crowded,
-}
-
-impl AuthError {
-    /// A short name for metrics.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Invalid(_) => "invalid-token",
-            Self::WrongAudience { .. } => "wrong-audience",
-            Self::WrongAccount { .. } => "wrong-account",
-            Self::NoNode => "no-node-in-token",
-            Self::Malformed(_) => "malformed-token",
-            Self::Expired => "expired-token",
-            Self::NotAllowed { .. } => "not-allowed",
-            Self::Unavailable(_) => "token-unchecked",
-            Self::Crowded => "token-crowded",
-        }
+coded! {
+    /// Why a token is rejected. No text contains the token.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum AuthError {
+        "invalid-token" Invalid(answer: String), "the API server does not accept the token: {answer}";
+        "wrong-audience" WrongAudience { expected: String, actual: Vec<String> },
+            "the token is for {actual:?}, and reports need one for audience {expected:?}: see the projected token in the \
+             agent's manifest, and --agents-audience";
+        "wrong-account" WrongAccount { expected: String, actual: String },
+            "the token is of {actual}, and reports come from {expected} (--agents-service-account)";
+        "no-node-in-token" NoNode,
+            "the token names no node: give the agent the projected token of its own pod, on Kubernetes 1.30 or newer";
+        "malformed-token" Malformed(flaw: &'static str), "the token is no service account token: {flaw}";
+        "expired-token" Expired, "the token says of itself that it has expired";
+        "not-allowed" NotAllowed { user: String, what: String },
+            "{user:?} may not {what}: a role of the cluster has to allow it";
+        /// The API server did not answer; the token is unknown.
+        "token-unchecked" Unavailable(reason: String), "the token cannot be checked now: {reason}";
+        /// The token is unknown, and a limit allows no further review.
+        "token-crowded" Crowded,
+            "the token cannot be checked now: too many new tokens are shown, here or from this source; try again in a second";
     }
 }

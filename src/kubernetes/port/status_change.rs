@@ -1,186 +1,102 @@
 //! Changes that the planner makes to pods and their results: evictions with their reasons, and changes of a pod's status. Data
 //! and its texts; nothing here sends a request or decides.
 
+use crate::coded::coded;
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Bytes;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why a pod is evicted, and for which pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EvictionReason {
-    /// A pod of higher priority needs its GPU.
-    Preempted { by: PodKey },
-    /// It used a share that its tenant had borrowed, and a pod of the share's owner is pending.
-    Reclaimed { owner: Arc<str>, by: PodKey },
-    /// An engine on its GPU is short of KV cache or has a growing queue.
-    Pressure { engine: PodKey, gpu: GpuUuid },
-    /// It can run elsewhere, and a pending pod fits nowhere else.
-    Consolidated { to_fit: PodKey },
-    /// Another pod of its group is evicted, and the group is evicted as a whole.
-    GroupEvicted { group: Arc<str>, by: PodKey },
-    /// The rest of its group was not placed in time, and the policy keeps no part of one.
-    GroupIncomplete { group: Arc<str> },
-    /// Its VRAM is lent by a sleeping engine, which wakes; or, if that is early, will soon.
-    LoanEnded { lender: PodKey, gpu: GpuUuid, is_early: bool },
-    /// Its GPU was allocated to another pod as well, and it has not started.
-    Conflict { with: PodKey, gpu: GpuUuid },
-    /// It used more VRAM than it was granted for longer than the policy allows.
-    Overuse { granted: Bytes, used: Bytes },
+coded! {
+    /// Why a pod is evicted, and for which pod. With it goes the reason of the victim's condition, which never changes, and the pod
+    /// that the text names: as `pod {}`, so that [`Self::told_to`] finds it.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum EvictionReason: (&'static str, Option<&PodKey>) {
+        /// A pod of higher priority needs its GPU.
+        "preemption" Preempted { by: PodKey },
+            "Preempted by pod {by}, which has a higher priority."
+            => ("Preempted", Some(by));
+        /// It used a share that its tenant had borrowed, and a pod of the share's owner is pending.
+        "reclaim" Reclaimed { owner: Arc<str>, by: PodKey },
+            "Tenant {owner} reclaimed its guarantee for pod {by}. This pod used capacity that its own tenant had borrowed."
+            => ("Reclaimed", Some(by));
+        /// An engine on its GPU is short of KV cache or has a growing queue.
+        "relief" Pressure { engine: PodKey, gpu: GpuUuid },
+            "The engine of pod {engine} on GPU {gpu} is overloaded (KV cache or queue) and has precedence."
+            => ("EnginePressure", Some(engine));
+        /// It can run elsewhere, and a pending pod fits nowhere else.
+        "consolidation" Consolidated { to_fit: PodKey },
+            "Evicted for pod {to_fit}, which fits only on the GPUs of this pod, while this pod fits on other GPUs."
+            => ("Consolidated", Some(to_fit));
+        /// Another pod of its group is evicted, and the group is evicted as a whole.
+        "group" GroupEvicted { group: Arc<str>, by: PodKey },
+            "Its group {group} is evicted for pod {by}; a group is evicted as a whole or not at all."
+            => ("GroupEvicted", Some(by));
+        /// The rest of its group was not placed in time, and the policy keeps no part of one.
+        "incomplete-group" GroupIncomplete { group: Arc<str> },
+            "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
+            => ("GroupIncomplete", None);
+        /// Its VRAM is lent by a sleeping engine, which wakes; or, if that is early, will soon.
+        "loan-end" LoanEnded { lender: PodKey, gpu: GpuUuid, is_early: bool },
+            "{}", loan_ended(lender, gpu, *is_early)
+            => ("LoanEnded", Some(lender));
+        /// Its GPU was allocated to another pod as well, and it has not started.
+        "conflict" Conflict { with: PodKey, gpu: GpuUuid },
+            "GPU {gpu} was also allocated to pod {with}. This pod had not started, so it is evicted; its controller may recreate it."
+            => ("GpuConflict", Some(with));
+        /// It used more VRAM than it was granted for longer than the policy allows.
+        "overuse" Overuse { granted: Bytes, used: Bytes },
+            "Its processes use {used} of VRAM and it was granted {granted}, for longer than the policy allows."
+            => ("Overuse", None);
+    }
+}
+
+fn loan_ended(lender: &PodKey, gpu: &GpuUuid, is_early: bool) -> String {
+    match is_early {
+        true => format!(
+            "The engines beside that of pod {lender} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps."
+        ),
+        false => format!(
+            "The engine of pod {lender} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept."
+        ),
+    }
 }
 
 impl EvictionReason {
-    /// All of [`Self::label`].
-    pub const LABELS: [&'static str; 9] = [
-        "preemption",
-        "reclaim",
-        "relief",
-        "consolidation",
-        "group",
-        "incomplete-group",
-        "loan-end",
-        "conflict",
-        "overuse",
-    ];
-
-    /// A short name for metrics.
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Preempted { .. } => "preemption",
-            Self::Reclaimed { .. } => "reclaim",
-            Self::Pressure { .. } => "relief",
-            Self::Consolidated { .. } => "consolidation",
-            Self::GroupEvicted { .. } => "group",
-            Self::GroupIncomplete { .. } => "incomplete-group",
-            Self::LoanEnded { .. } => "loan-end",
-            Self::Conflict { .. } => "conflict",
-            Self::Overuse { .. } => "overuse",
-        }
-    }
-
-    /// The condition's reason: one word for each kind, which never changes.
+    /// The condition's reason: one word for each kind.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Preempted { .. } => "Preempted",
-            Self::Reclaimed { .. } => "Reclaimed",
-            Self::Pressure { .. } => "EnginePressure",
-            Self::Consolidated { .. } => "Consolidated",
-            Self::GroupEvicted { .. } => "GroupEvicted",
-            Self::GroupIncomplete { .. } => "GroupIncomplete",
-            Self::LoanEnded { .. } => "LoanEnded",
-            Self::Conflict { .. } => "GpuConflict",
-            Self::Overuse { .. } => "Overuse",
-        }
+        self.entry().1.0
     }
-}
 
-/// With the names of all pods: for those who operate the cluster.
-impl fmt::Display for EvictionReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message(|pod| format!("pod {pod}")))
-    }
-}
-
-impl EvictionReason {
     /// The message for the victim's owner, [without names](PodKey::named_to) of other namespaces.
     pub fn told_to(&self, victim: &PodKey) -> String {
-        self.message(|pod| pod.named_to(victim))
-    }
-
-    fn message(&self, named: impl Fn(&PodKey) -> String) -> String {
-        match self {
-            Self::Preempted { by } => format!("Preempted by {}, which has a higher priority.", named(by)),
-            Self::Reclaimed { owner, by } => format!(
-                "Tenant {owner} reclaimed its guarantee for {}. This pod used capacity that its own tenant had borrowed.",
-                named(by)
-            ),
-            Self::Pressure { engine, gpu } => format!(
-                "The engine of {} on GPU {gpu} is overloaded (KV cache or queue) and has precedence.",
-                named(engine)
-            ),
-            Self::Consolidated { to_fit } => format!(
-                "Evicted for {}, which fits only on the GPUs of this pod, while this pod fits on other GPUs.",
-                named(to_fit)
-            ),
-            Self::GroupEvicted { group, by } => format!(
-                "Its group {group} is evicted for {}; a group is evicted as a whole or not at all.",
-                named(by)
-            ),
-            Self::GroupIncomplete { group } => format!(
-                "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
-            ),
-            Self::LoanEnded { lender, gpu, is_early: true } => format!(
-                "The engines beside that of {} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps.",
-                named(lender)
-            ),
-            Self::LoanEnded { lender, gpu, is_early: false } => format!(
-                "The engine of {} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept.",
-                named(lender)
-            ),
-            Self::Overuse { granted, used } => format!(
-                "Its processes use {used} of VRAM and it was granted {granted}, for longer than the policy allows."
-            ),
-            Self::Conflict { with, gpu } => format!(
-                "GPU {gpu} was also allocated to {}. This pod had not started, so it is evicted; its controller may recreate it.",
-                named(with)
-            ),
+        let (text, (_, (_, named))) = (self.to_string(), self.entry());
+        match named {
+            Some(pod) => text.replace(&format!("pod {pod}"), &pod.named_to(victim)),
+            None => text,
         }
     }
 }
 
-/// The result of an eviction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EvictionOutcome {
-    /// The eviction was accepted; the pod is gone when the watch says so.
-    Evicted,
-    /// There is no such pod any more.
-    Gone,
-    /// Nothing was done: a disruption budget allows none, or the API server or this replica cannot at the moment.
-    TryLater {
-        /// The pause that the API server asks for, if any.
-        after: Option<Duration>,
-    },
-    /// No eviction was requested: what the pod was to be evicted for is over. Its condition may have been written.
-    CalledOff,
-    /// Nothing was done, and a retry will not help.
-    Refused { message: String },
-    /// No answer, or an inconclusive one: it may have been evicted.
-    Unknown { message: String },
-}
-
-impl EvictionOutcome {
-    /// As a label of metrics.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Evicted => "written",
-            Self::Gone => "gone",
-            Self::TryLater { .. } => "later",
-            Self::CalledOff => "called-off",
-            Self::Refused { .. } => "refused",
-            Self::Unknown { .. } => "unknown",
-        }
-    }
-}
-
-impl fmt::Display for EvictionOutcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Evicted => f.write_str("evicted"),
-            Self::Gone => f.write_str("the pod is gone"),
-            Self::CalledOff => f.write_str("called off"),
-            Self::TryLater { after: None } => f.write_str("not allowed at the moment"),
-            Self::TryLater { after: Some(after) } => {
-                write!(
-                    f,
-                    "not allowed at the moment; the API server asks for a pause of {} s",
-                    after.as_secs()
-                )
-            }
-            Self::Refused { message } => write!(f, "refused: {message}"),
-            Self::Unknown { message } => write!(f, "unanswered: {message}"),
-        }
+coded! {
+    /// The result of an eviction.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum EvictionOutcome {
+        /// The eviction was accepted; the pod is gone when the watch says so.
+        "written" Evicted, "evicted";
+        /// There is no such pod any more.
+        "gone" Gone, "the pod is gone";
+        /// Nothing was done: a disruption budget allows none, or the API server or this replica cannot at the moment. With the pause
+        /// that the API server asks for, if any.
+        "later" TryLater { after: Option<Duration> },
+            "not allowed at the moment{}", after.map(|after| format!("; the API server asks for a pause of {} s", after.as_secs())).unwrap_or_default();
+        /// No eviction was requested: what the pod was to be evicted for is over. Its condition may have been written.
+        "called-off" CalledOff, "called off";
+        /// Nothing was done, and a retry will not help.
+        "refused" Refused { message: String }, "refused: {message}";
+        /// No answer, or an inconclusive one: it may have been evicted.
+        "unknown" Unknown { message: String }, "unanswered: {message}";
     }
 }
 

@@ -95,7 +95,8 @@ impl Hardware {
             true => Bytes(sleeping::KEPT),
             false => Bytes(taken(granted) / gpus.len() as u64),
         };
-        let process = ProcessReport { pid: self.pid(&uid), used_bytes: Some(used), pod: None };
+        let process =
+            ProcessReport { pid: self.pid(&uid), used_bytes: Some(used), pod: None, container: None };
         Some(RunningProcess { process, gpus })
     }
 

@@ -207,19 +207,13 @@ fn engines(engines: &ReportedEngines) -> String {
 
 /// `serving`, or `2 serving, 1 loading`.
 fn states(states: &[EngineState]) -> String {
-    const IN_ORDER: [(EngineState, &str); 6] = [
-        (EngineState::Serving, "serving"),
-        (EngineState::Starting, "starting"),
-        (EngineState::Loading, "loading"),
-        (EngineState::Sleeping, "sleeping"),
-        (EngineState::Draining, "draining"),
-        (EngineState::Unreachable, "unreachable"),
-    ];
+    use EngineState::{Draining, Loading, Serving, Sleeping, Starting, Unreachable};
+    const IN_ORDER: [EngineState; 6] = [Serving, Starting, Loading, Sleeping, Draining, Unreachable];
     let count = |state| states.iter().filter(|one| **one == state).count();
     let present: Vec<_> =
-        IN_ORDER.iter().map(|(state, word)| (count(*state), word)).filter(|(n, _)| *n > 0).collect();
+        IN_ORDER.map(|state| (count(state), state.label())).into_iter().filter(|(n, _)| *n > 0).collect();
     match present[..] {
-        [(_, word)] => (*word).to_owned(),
+        [(_, word)] => word.to_owned(),
         _ => present.iter().map(|(n, word)| format!("{n} {word}")).collect::<Vec<_>>().join(", "),
     }
 }

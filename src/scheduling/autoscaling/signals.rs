@@ -2,6 +2,7 @@
 
 use super::load::{ModelLoad, Reported};
 use super::trend::{Horizon, LoadTrend};
+use crate::coded::labels;
 use crate::scheduling::policy::AutoscalingRules;
 use crate::units::{Moment, Percent};
 use serde::{Deserialize, Serialize};
@@ -46,16 +47,18 @@ impl fmt::Display for MilliReplicas {
     }
 }
 
-/// What replicas are counted by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Signal {
-    /// KV cache in use, in thousandths of a replica's.
-    KvCache,
-    /// Requests that wait.
-    Waiting,
-    /// Requests, running and waiting.
-    Running,
+labels! {
+    /// What replicas are counted by.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Signal: name {
+        /// KV cache in use, in thousandths of a replica's.
+        "kv-cache" KvCache,
+        /// Requests that wait.
+        "waiting" Waiting,
+        /// Requests, running and waiting.
+        "running" Running,
+    }
 }
 
 /// What one signal asks for.
@@ -125,16 +128,6 @@ fn need(
 }
 
 impl Signal {
-    pub const ALL: [Self; 3] = [Self::KvCache, Self::Waiting, Self::Running];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::KvCache => "kv-cache",
-            Self::Waiting => "waiting",
-            Self::Running => "running",
-        }
-    }
-
     pub(super) fn reported(self, load: &ModelLoad) -> Reported {
         match self {
             Self::KvCache => load.kv_cache,

@@ -13,6 +13,7 @@ use super::waiting_pod::{FilterRefusal, SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan};
+use crate::scheduling::vocabulary::is_default;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -73,7 +74,7 @@ pub struct BoundPod {
     /// Its VRAM is lent by sleeping engines: it leaves when one of them is to wake.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub borrows: bool,
-    #[serde(default, skip_serializing_if = "WakeMarks::is_untouched")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub wake: WakeMarks,
 }
 
@@ -92,10 +93,6 @@ impl WakeMarks {
     /// Whether the engine's whole grant is to be free.
     pub(super) fn is_open(&self) -> bool {
         self.request.is_some() || self.told.is_some()
-    }
-
-    fn is_untouched(&self) -> bool {
-        *self == Self::default()
     }
 }
 

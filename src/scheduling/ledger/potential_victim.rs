@@ -10,6 +10,7 @@ use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId}
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
+use crate::scheduling::vocabulary::is_default;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Bytes, Millis};
 use serde::{Deserialize, Serialize};
@@ -59,12 +60,8 @@ pub struct PodEvictionCost {
     /// A surcharge because its owner has lost other pods to eviction recently.
     pub again: u64,
     /// Its GPUs while it waits for its node, the only one that its replacement could run on.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub stranded: u64,
-}
-
-fn is_zero(cost: &u64) -> bool {
-    *cost == 0
 }
 
 impl PotentialVictim {

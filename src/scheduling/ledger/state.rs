@@ -20,6 +20,7 @@ use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::scheduling::vocabulary::disruption_info::PlacelessMember;
+use crate::scheduling::vocabulary::is_default;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,7 @@ pub struct LedgerState {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
-    #[serde(default, skip_serializing_if = "has_none")]
+    #[serde(default, skip_serializing_if = "is_default")]
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     showing_reservations: BTreeSet<PodUid>,
@@ -52,12 +53,8 @@ pub struct LedgerState {
     overuse: OverusingPods,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     showing_evictions: BTreeSet<PodUid>,
-    #[serde(default, skip_serializing_if = "has_none")]
+    #[serde(default, skip_serializing_if = "is_default")]
     placeless_members: Arc<BTreeMap<PodUid, PlacelessMember>>,
-}
-
-fn has_none<T>(shown: &BTreeMap<PodUid, T>) -> bool {
-    shown.is_empty()
 }
 
 /// Why a stored state is not loaded.

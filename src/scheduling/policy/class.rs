@@ -6,6 +6,7 @@ use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all, takes};
 use super::window::Window;
 use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::is_default;
 use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -102,7 +103,7 @@ pub struct ClassLimits {
     /// Maximum number of waiting requests.
     pub queue: Option<u32>,
     /// Whether a pod may join engines that do not say how busy they are.
-    #[serde(default, skip_serializing_if = "UnknownLoadRule::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub unknown_load: UnknownLoadRule,
 }
 
@@ -115,12 +116,6 @@ pub enum UnknownLoadRule {
     Accept,
     /// It takes no pod of the class.
     Refuse,
-}
-
-impl UnknownLoadRule {
-    fn is_default(&self) -> bool {
-        *self == Self::Accept
-    }
 }
 
 /// Bounds of the start gate.

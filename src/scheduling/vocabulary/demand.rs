@@ -23,6 +23,7 @@ use super::classification::{ClassId, ClassTerms, Classification, PodTraits, Tena
 use super::device_plugin::Ask;
 use super::gpu_wish::GpuWish;
 use super::image::ImageId;
+use super::is_default;
 use super::spare::SpareSet;
 use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
@@ -129,7 +130,7 @@ pub struct Demand {
     pub terms: ClassTerms,
     pub tenant: Option<TenantId>,
     /// Which policy says so.
-    #[serde(default, skip_serializing_if = "is_first_policy")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub classified_by: u64,
     pub priority: i32,
     pub may_preempt: bool,
@@ -143,11 +144,11 @@ pub struct Demand {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Bytes>,
     /// The rules of `planning.spare` whose last free GPUs it may not take, at the moment of a decision; none in what is stored.
-    #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub kept: SpareSet,
     /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
     /// to no other.
-    #[serde(default, skip_serializing_if = "no_models")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub models: Arc<[GpuModel]>,
     /// What it asks of its GPUs by labels of nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -155,31 +156,15 @@ pub struct Demand {
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[AskingContainer]>,
     /// The images of its containers, in order, each once.
-    #[serde(default, skip_serializing_if = "no_images")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub images: Arc<[ImageId]>,
     /// The inference engine that it runs, as far as it shows.
-    #[serde(default, skip_serializing_if = "is_unknown_engine")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub engine: Engine,
 }
 
 fn readable_model(pod: &PodRequest<'_>) -> Option<ModelId> {
     ModelId::parse_named(pod.model?).ok().flatten()
-}
-
-fn is_first_policy(version: &u64) -> bool {
-    *version == 0
-}
-
-fn no_models(models: &Arc<[GpuModel]>) -> bool {
-    models.is_empty()
-}
-
-fn no_images(images: &Arc<[ImageId]>) -> bool {
-    images.is_empty()
-}
-
-fn is_unknown_engine(engine: &Engine) -> bool {
-    *engine == Engine::Other
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.

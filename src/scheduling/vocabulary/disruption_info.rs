@@ -4,6 +4,7 @@
 //! No part of what it asks for ([`super::demand`]): it may change while the pod runs, and no VRAM is counted by it. `evicting`
 //! computes the price.
 
+use super::is_default;
 use crate::ids::OwnerUid;
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -42,10 +43,6 @@ pub struct DisruptionInfo {
     pub claims: Arc<[Arc<str>]>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub health: PodHealth,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// What takes the pod's place once it is evicted.

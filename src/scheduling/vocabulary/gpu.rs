@@ -6,6 +6,7 @@ use super::demand::{Demand, MAX_GPUS, Sharing};
 use super::gpu_wish::GpuTraits;
 use super::headroom::Headroom;
 pub use super::health::Health;
+use super::is_default;
 use super::node_reading::EngineLoad;
 use super::spare::SpareSet;
 use crate::ids::{GpuModel, GpuUuid, PodUid};
@@ -56,10 +57,10 @@ pub struct Gpu {
     /// VRAM in use that no pod's grant explains, or a margin where no agent reports.
     pub unaccounted_vram: Bytes,
     /// VRAM that sleeping engines on it lend to pods that may borrow, used or not.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub lendable: Bytes,
     /// They lend to pods of a lower priority than this.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub lends_below: i32,
     /// How busy the engines on it are.
     pub engine_load: EngineLoad,
@@ -79,23 +80,11 @@ pub struct Gpu {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exclusive_process: bool,
     /// The rules of `planning.spare` for which it counts as a free GPU now; none while anything is on it.
-    #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub spare: SpareSet,
     /// What sets it apart from others of its node.
-    #[serde(default, skip_serializing_if = "is_like_others")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub traits: GpuTraits,
-}
-
-fn is_like_others(traits: &GpuTraits) -> bool {
-    *traits == GpuTraits::default()
-}
-
-fn is_nothing(bytes: &Bytes) -> bool {
-    *bytes == Bytes::ZERO
-}
-
-fn is_zero(number: &i32) -> bool {
-    *number == 0
 }
 
 impl Gpu {

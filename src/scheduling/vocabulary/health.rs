@@ -36,6 +36,21 @@ pub enum ComputeMode {
     Unknown,
 }
 
+impl ComputeMode {
+    /// What it says against a GPU, if anything. One process at a time is a matter of which pod comes.
+    pub fn fault(self) -> Option<&'static str> {
+        match self {
+            Self::Default | Self::ExclusiveProcess => None,
+            Self::Prohibited => {
+                Some("its compute mode is Prohibited; nvidia-smi -c DEFAULT lets processes use it")
+            }
+            Self::Unknown => {
+                Some("its compute mode cannot be read, or is one that this version does not know")
+            }
+        }
+    }
+}
+
 /// How the driver has answered for one GPU so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AnswerState {

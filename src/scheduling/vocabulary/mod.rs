@@ -30,3 +30,8 @@ pub mod placement;
 pub mod smoothed_load;
 pub mod spare;
 pub mod start_time;
+
+/// Whether a stored field says nothing, so that it is left out. Recordings of versions before the field do not have it.
+pub(in crate::scheduling) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

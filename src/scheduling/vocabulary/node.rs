@@ -7,6 +7,7 @@ use super::device_plugin::{PluginResource, PluginShare};
 use super::engine_model::ReusableEngineSet;
 use super::gpu::{Device, Gpu, GpuSet};
 use super::image::NodeImageSet;
+use super::is_default;
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
 use super::node_signs::NodeWarning;
@@ -75,27 +76,19 @@ pub struct Node {
     /// Models of which something is here.
     pub holdings: NodeModelSet,
     /// Engines that sleep on its GPUs and that new pods may wake.
-    #[serde(default, skip_serializing_if = "ReusableEngineSet::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub reusable: ReusableEngineSet,
     /// Which images are here, as far as the node lists them.
-    #[serde(default, skip_serializing_if = "is_unknown")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub images: NodeImageSet,
     /// How far the policy's speeds are off here, as far as engines have started here.
-    #[serde(default, skip_serializing_if = "is_prior")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub start_factors: NodeStartFactors,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
     /// CPU and memory that pods may still have here; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_host: Option<HostResources>,
-}
-
-fn is_unknown(images: &NodeImageSet) -> bool {
-    !images.is_known()
-}
-
-fn is_prior(factors: &NodeStartFactors) -> bool {
-    factors.is_empty()
 }
 
 impl Node {

@@ -1,5 +1,6 @@
 //! Decisions as data: which GPUs a pod has, or has reserved.
 
+use super::is_default;
 use super::memory_fraction::MemoryFraction;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
@@ -22,12 +23,8 @@ pub struct Placement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greatest_fraction: Option<MemoryFraction>,
     /// The sleeping engines on its GPUs that lend to it, in order of UID. None, if its VRAM was free without them.
-    #[serde(default, skip_serializing_if = "lends_nothing")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub borrowed_from: Arc<[PodUid]>,
-}
-
-fn lends_nothing(lenders: &Arc<[PodUid]>) -> bool {
-    lenders.is_empty()
 }
 
 impl Placement {

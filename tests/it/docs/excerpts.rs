@@ -72,8 +72,8 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let evictions = read("src/kubernetes/port/status_change.rs");
-    let reasons = evictions.split("fn reason").nth(1).unwrap().split("\n    }\n").next().unwrap();
-    let reasons: Vec<&str> = quoted(reasons, "").collect();
+    let reason = |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
+    let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
     for page in ["docs/pod-contract.md", "docs/troubleshooting.md"] {
         let text = read(page);
