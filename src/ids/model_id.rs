@@ -4,6 +4,7 @@
 //! Names are equal if their canonical forms are. What leaves open which model it is stays a name of its own.
 
 use super::{InvalidName, NameVisitor, check};
+use rustc_hash::FxHasher;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -45,9 +46,9 @@ impl ModelId {
     }
 
     /// The one of `known` that this is a short name of: without its organization, or joined to it by a mark that labels may hold.
-    /// Itself if that leaves none or several.
+    /// Itself if that leaves none or several, and at once if it has its organization.
     pub fn among<'a>(&'a self, known: impl IntoIterator<Item = &'a Self>) -> &'a Self {
-        if self.canonical.contains('/') {
+        if self.has_organization() {
             return self;
         }
         let mut found: Option<&Self> = None;
@@ -60,12 +61,30 @@ impl ModelId {
         found.unwrap_or(self)
     }
 
+    /// A bit for each name by which [`Self::among`] knows the model, whatever joins its parts: a short name, and what it stands
+    /// for, have one in common.
+    pub fn marks_among(&self) -> u64 {
+        let mark = |name: &str| {
+            let mut hasher = FxHasher::default();
+            name.bytes().for_each(|byte| {
+                hasher.write_u8(if matches!(byte, b'/' | b'_' | b'.') { b'-' } else { byte });
+            });
+            1 << (hasher.finish() % 64)
+        };
+        let name = self.canonical.split_once('/').map_or(&*self.canonical, |(_, name)| name);
+        mark(&self.canonical) | mark(name)
+    }
+
     fn is_short_for(&self, model: &Self) -> bool {
         let Some((organization, name)) = model.canonical.split_once('/') else { return false };
         let Some(front) = self.canonical.strip_suffix(name).filter(|_| !model.is_path()) else {
             return false;
         };
         front.is_empty() || front.strip_suffix(['-', '_', '.']) == Some(organization)
+    }
+
+    pub fn has_organization(&self) -> bool {
+        self.canonical.contains('/')
     }
 
     fn is_path(&self) -> bool {
@@ -305,6 +324,7 @@ mod tests {
             let known = [model(&whole)];
             for short in [model(&name), model(&format!("{organization}-{name}"))] {
                 prop_assert_eq!(short.among(&known), &known[0]);
+                prop_assert_ne!(short.marks_among() & known[0].marks_among(), 0);
             }
         }
 

@@ -284,9 +284,9 @@ impl Serialize for Snapshot {
 impl Demand {
     /// A pod's short name of a model stands for the one that nodes have, if that is clear.
     pub fn named_by(&mut self, snapshot: &Snapshot) {
-        let Some(model) = &self.model else { return };
-        let known = snapshot.nodes.iter().flat_map(|node| node.holdings.iter()).map(|holding| &holding.model);
-        let named = model.among(known);
+        let Some(model) = self.model.as_ref().filter(|model| !model.has_organization()) else { return };
+        let marks = model.marks_among();
+        let named = model.among(snapshot.nodes.iter().flat_map(|node| node.holdings.marked(marks)));
         if named != model {
             self.model = Some(named.clone());
         }

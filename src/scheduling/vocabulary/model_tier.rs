@@ -45,6 +45,8 @@ pub struct NodeModelSet {
     /// A bit for each model. A decision asks thousands of nodes for one model, and most do not have it: there the list, which
     /// is far away in memory, is not looked at.
     marks: u64,
+    /// The same for [short names](ModelId::among).
+    short_marks: u64,
     list: Arc<[NodeModel]>,
 }
 
@@ -62,12 +64,20 @@ impl NodeModelSet {
     pub fn iter(&self) -> impl Iterator<Item = &NodeModel> {
         self.list.iter()
     }
+
+    /// The models, unless none has one of these [marks](ModelId::marks_among).
+    pub fn marked(&self, marks: u64) -> impl Iterator<Item = &ModelId> {
+        let list = if self.short_marks & marks == 0 { &[] } else { &*self.list };
+        list.iter().map(|holding| &holding.model)
+    }
 }
 
 impl FromIterator<NodeModel> for NodeModelSet {
     fn from_iter<I: IntoIterator<Item = NodeModel>>(holdings: I) -> Self {
         let list: Arc<[NodeModel]> = holdings.into_iter().collect();
-        Self { marks: list.iter().fold(0, |marks, holding| marks | mark(&holding.model)), list }
+        let all =
+            |mark: fn(&ModelId) -> u64| list.iter().fold(0, |marks, holding| marks | mark(&holding.model));
+        Self { marks: all(mark), short_marks: all(ModelId::marks_among), list }
     }
 }
 
