@@ -3,13 +3,16 @@
 
 use super::processes::eventually;
 use super::world::{RealControlPlane, manifest};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use stowage::ids::{PodKey, PodUid};
 use stowage::kubernetes;
-use stowage::kubernetes::port::WriteTimes;
-use stowage::scheduling::policy::NodeRules;
+use stowage::kubernetes::events::{self, EventRecorder};
+use stowage::kubernetes::port::{PodEvent, PodEventReason, WriteTimes};
+use stowage::scheduling::policy::{NodeRules, Policy};
+use stowage::service::Service;
 
 const ONLY_STOWAGE: &str = "only Stowage writes";
 const ONLY_VRAM: &str = "Stowage may write only the amount of stowage.dev/vram";
@@ -219,6 +222,34 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
     assert!(attacks.iter().all(|row| row["refused"].is_string()), "each says why");
     assert!(innocents.iter().all(|row| row["refused"].is_null()));
     assert!(attacks.len() > 50 && innocents.len() > 30);
+}
+
+/// What admission cannot see, an agent does: but a pod that an administrator lets see all GPUs is no news.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_give_them() {
+    let Some(world) = installed().await else { return };
+    assert!(world.kubectl(&["create", "namespace", "monitoring"]).ok);
+    assert!(world.kubectl(&["label", "namespace", "monitoring", "stowage.dev/all-gpus=allowed"]).ok);
+    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+    let namespaces: Api<Namespace> = Api::all(stowage.clone());
+    eventually("Stowage's rights count", async || namespaces.list_metadata(&Default::default()).await.ok())
+        .await;
+    let service = Service::new(Policy::default());
+    let (recorder, receiver) = EventRecorder::new(service.clone());
+    tokio::spawn(events::publish(stowage, service.clone(), "here".into(), receiver));
+    for namespace in ["kube-system", "monitoring", "default"] {
+        recorder.record_event(PodEvent {
+            key: PodKey::parse(namespace, "sees").unwrap(),
+            uid: PodUid::parse(&format!("of-{namespace}")).unwrap(),
+            kind: PodEventReason::Ungranted,
+            text: "it does".into(),
+        });
+    }
+    let counted = |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
+    eventually("the Events are written", async || (counted("published") > 0).then_some(())).await;
+    assert_eq!([counted("exempt"), counted("published"), counted("failed")], [2, 1, 0]);
+    let said = world.kubectl(&["get", "events", "--all-namespaces", "--output=name"]).said;
+    assert_eq!(said.lines().filter(|line| line.contains("sees")).count(), 1, "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
