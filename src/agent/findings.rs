@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_uses_gpus_without_a_record_is_listed_with_all_of_them() {
-        let without = PodOnNode { devices: None, ..pod(&[], 0) };
+        let without = PodOnNode { devices: None, granted: None, ..pod(&[], 0) };
         let gpus = gpus(&[1], &[2]);
         let [found] = &unrecorded(std::slice::from_ref(&without), &gpus)[..] else { panic!("one pod") };
         assert_eq!((found.namespace.as_str(), found.name.as_str()), ("default", "x"));
