@@ -4,7 +4,7 @@
 
 use super::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
-use crate::report::{GpuReport, ReportFinding};
+use crate::report::{GpuReport, ReportFinding, UnrecordedPod};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -17,6 +17,20 @@ pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
     let used = used_by_pod(gpus);
     let found = pods.iter().filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
     found.flat_map(|(pod, used)| drift(pod, used, gpus).into_iter().chain(over_grant(pod, used))).collect()
+}
+
+/// Pods that use GPUs and record none, in order.
+pub fn unrecorded(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<UnrecordedPod> {
+    let used = used_by_pod(gpus);
+    let unrecorded = pods.iter().filter(|pod| pod.devices.is_none()).filter_map(|pod| {
+        Some(UnrecordedPod {
+            gpus: used.get(&pod.uid)?.keys().map(|gpu| (*gpu).clone()).collect(),
+            pod: pod.uid.clone(),
+            namespace: pod.key.namespace.to_string(),
+            name: pod.key.name.to_string(),
+        })
+    });
+    unrecorded.collect()
 }
 
 /// One pod's use of one GPU.
@@ -121,6 +135,17 @@ mod tests {
         let uuids = |uuid| vec![GpuUuid::parse(uuid).unwrap()];
         let pod = PodUid::parse("x").unwrap();
         assert_eq!(found, [ReportFinding::Drift { pod, recorded: uuids("GPU-a"), actual: uuids("GPU-b") }]);
+    }
+
+    #[test]
+    fn a_pod_that_uses_gpus_without_a_record_is_listed_with_all_of_them() {
+        let without = PodOnNode { devices: None, granted: None, ..pod(&[], 0) };
+        let gpus = gpus(&[1], &[2]);
+        let [found] = &unrecorded(std::slice::from_ref(&without), &gpus)[..] else { panic!("one pod") };
+        assert_eq!((found.namespace.as_str(), found.name.as_str()), ("default", "x"));
+        assert_eq!(found.gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>(), ["GPU-a", "GPU-b"]);
+        assert_eq!(findings(&[without], &gpus), [], "nothing to compare with");
+        assert_eq!(unrecorded(&[pod(&["GPU-a"], 20)], &gpus), [], "it has drifted");
     }
 
     #[test]

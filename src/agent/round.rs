@@ -5,7 +5,7 @@
 
 use super::blocking::{Blocking, BlockingResult};
 use super::engines::{EngineRound, EngineWatcher};
-use super::findings::findings;
+use super::findings::{findings, unrecorded};
 use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
@@ -88,6 +88,7 @@ impl Rounds {
         // An engine is probed where it runs, and counted for the pod that it runs for.
         give_to_requesters(listed, &pods);
         let findings = findings(&pods, listed);
+        let unrecorded = unrecorded(&pods, listed);
         self.scan(&mut missing).await;
         self.sequence += 1;
         let scanned = self.scanned.models.iter().cloned();
@@ -101,6 +102,7 @@ impl Rounds {
             engines,
             unread,
             findings,
+            unrecorded,
             legacy_runtime: self.legacy_runtime,
             missing,
         };

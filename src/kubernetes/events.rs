@@ -8,10 +8,10 @@ use super::port::{PodEvent, PodEventReason};
 use crate::ids::PodUid;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -33,6 +33,9 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const NOTE_BYTES: usize = 1024;
 const NAME_BYTES: usize = 253;
 const INSTANCE_BYTES: usize = 128;
+/// The namespace, and the label of others, whose pods see all GPUs.
+const EXEMPT: &str = "kube-system";
+const SEES_ALL_GPUS: &str = "stowage.dev/all-gpus";
 /// The Event's `reportingController`.
 const CONTROLLER: &str = "stowage.dev/scheduler";
 
@@ -120,6 +123,10 @@ pub async fn publish(
 ) {
     let params = PostParams::default();
     while let Some(notice) = notices.recv().await {
+        if notice.kind == PodEventReason::Ungranted && sees_all_gpus(&client, &notice.key.namespace).await {
+            count(&service, notice.kind, "exempt");
+            continue;
+        }
         let events: Api<Event> = Api::namespaced(client.clone(), &notice.key.namespace);
         let event = event(&notice, &identity, service.clock.wall());
         let write = events.create(&params, &event);
@@ -133,6 +140,15 @@ pub async fn publish(
         };
         count(&service, notice.kind, outcome);
     }
+}
+
+/// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
+/// namespaces are watched only where a policy needs them.
+async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
+    let of_name = ListParams::default().fields(&format!("metadata.name={namespace}")).labels(SEES_ALL_GPUS);
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
+    namespace == EXEMPT || listed.is_ok_and(|listed| listed.is_ok_and(|listed| !listed.items.is_empty()))
 }
 
 fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {

@@ -38,6 +38,7 @@ impl NodeReport {
         shorten(&mut self.engines, MAX_ENGINES, ReportPart::Engines, &mut cut);
         shorten(&mut self.unread, MAX_ENGINES, ReportPart::Engines, &mut cut);
         shorten(&mut self.findings, MAX_FINDINGS, ReportPart::Other, &mut cut);
+        shorten(&mut self.unrecorded, MAX_FINDINGS, ReportPart::Other, &mut cut);
         let mut left = MAX_PROCESSES;
         for gpu in self.gpus.iter_mut().flatten() {
             if let Some(processes) = &mut gpu.processes {
@@ -70,6 +71,7 @@ impl NodeReport {
                 (processes(self), ReportPart::Processes),
                 (size(&self.engines), ReportPart::Engines),
                 (size(&self.unread), ReportPart::Engines),
+                (size(&self.unrecorded), ReportPart::Other),
                 (size(&self.missing), ReportPart::Other),
             ];
             let longest = (0..sizes.len()).max_by_key(|place| sizes[*place].0).unwrap_or(0);
@@ -83,6 +85,7 @@ impl NodeReport {
                 }
                 3 => self.engines.truncate(self.engines.len() / 2),
                 4 => self.unread.truncate(self.unread.len() / 2),
+                5 => self.unrecorded.truncate(self.unrecorded.len() / 2),
                 _ => self.missing.truncate(self.missing.len() / 2),
             }
             cut.insert(sizes[longest].1);

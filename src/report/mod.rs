@@ -45,6 +45,8 @@ pub struct NodeReport {
     pub models: Vec<ModelReport>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<ReportFinding>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrecorded: Vec<UnrecordedPod>,
     /// NVIDIA's container runtime is in legacy mode here: it takes bare UUIDs only, and no CDI names.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub legacy_runtime: bool,
@@ -246,6 +248,17 @@ pub enum ReportFinding {
     Drift { pod: PodUid, recorded: Vec<GpuUuid>, actual: Vec<GpuUuid> },
     /// A pod's processes use more VRAM than it was granted.
     OverGrant { pod: PodUid, granted_bytes: Bytes, used_bytes: Bytes },
+}
+
+/// A pod with processes on GPUs, and without a record of Stowage's of any. Another allocator may have given it what it uses.
+// No finding: a version that does not know its kind would reject the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnrecordedPod {
+    pub pod: PodUid,
+    pub namespace: String,
+    pub name: String,
+    pub gpus: Vec<GpuUuid>,
 }
 
 /// A part of the report that could not be sampled.

@@ -120,6 +120,19 @@ fn a_void_or_empty_variable_gives_no_gpu_in_any_mode() {
     }
 }
 
+/// The nodes' own setting against variables of images, under which Stowage gives GPUs by the NRI plugin alone.
+#[test]
+fn where_containers_without_privileges_get_nothing_by_the_variable_the_nri_plugin_gives_them_their_gpu() {
+    let table = table();
+    let off: Vec<&Row> = table.iter().filter(|row| row.mode.ends_with(" off")).collect();
+    assert_eq!(off.len(), 3 * 2 * 4, "each mode, with and without a specification");
+    for row in off {
+        assert_eq!((row.gpus, row.env), ("none", row.value), "{}", row.mode);
+    }
+    let nri = written("nvidia.com/gpu", "void").nri.unwrap();
+    assert_eq!(row(&table, "1.20.0", "nri", true, &nri).gpus, "one");
+}
+
 #[test]
 fn troubleshooting_has_a_row_for_each_error_of_the_runtime() {
     let page = include_str!("../../docs/troubleshooting.md");

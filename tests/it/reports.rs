@@ -276,6 +276,54 @@ fn the_leader_records_an_agents_findings_as_events() {
 }
 
 #[test]
+fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
+    let bound = |name: &str, node: &str, limits: Value| {
+        with(pod(name, "1Gi"), |pod| {
+            pod["spec"]["nodeName"] = json!(node);
+            pod["spec"]["containers"][0]["resources"]["limits"] = limits;
+        })
+    };
+    let mut cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 1), ("plugins", 1), ("volcanos", 1)])
+        .with([
+            bound("sneaks", "node-a", json!({})),
+            bound("preset", "node-a", json!({ "nvidia.com/gpu": "1" })),
+            bound("unplaced", "node-a", json!({ "stowage.dev/vram": "1Gi" })),
+            bound("elsewhere", "node-b", json!({})),
+            bound("plugin", "plugins", json!({ "nvidia.com/gpu": "1" })),
+            bound("sidecar", "plugins", json!({})),
+            bound("vgpu", "volcanos", json!({ "volcano.sh/vgpu-number": "1" })),
+        ]);
+    for (node, resource) in [(2, "nvidia.com/gpu"), (3, "volcano.sh/vgpu-number")] {
+        cluster.nodes[node]["status"] =
+            json!({ "capacity": { resource: "1" }, "allocatable": { resource: "1" } });
+    }
+    let served = cluster.serve();
+    let told = |node: &str, sequence: u64| -> Vec<String> {
+        let before = served.events().len();
+        let names = ["sneaks", "preset", "unplaced", "elsewhere", "plugin", "sidecar", "vgpu", "nobody"];
+        let unrecorded = names.map(|name| {
+            let gpu = format!("GPU-{node}-0");
+            json!({ "pod": format!("uid-{name}"), "namespace": "default", "name": name, "gpus": [gpu] })
+        });
+        let report = with(report(node, "boot", sequence, 1), |r| r["unrecorded"] = json!(unrecorded));
+        assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
+        let events = served.events().split_off(before).into_iter();
+        let of_kind = events.filter(|(_, kind, _)| *kind == PodEventReason::Ungranted);
+        of_kind.map(|(name, _, text)| format!("{name} {}", text.contains(&format!("GPU-{node}-0")))).collect()
+    };
+    assert_eq!(told("node-a", 2), ["sneaks true", "preset true"], "the third has an Event of its own");
+    assert_eq!(told("node-b", 2), ["elsewhere true"], "an agent names pods of its own node only");
+    assert_eq!(told("plugins", 2), [""; 0], "the device plugin gave them theirs");
+    assert_eq!(told("volcanos", 2), [""; 0], "another allocator did");
+    served.service.set_tenure(Tenure::Standby);
+    assert_eq!(told("node-a", 3), [""; 0], "the other replica tells it");
+    let bad = with(report("node-a", "boot", 4, 1), |r| {
+        r["unrecorded"] = json!([{ "pod": "uid-sneaks", "namespace": "a/b", "name": "", "gpus": [] }]);
+    });
+    assert_eq!(served.report(bad).status, 200, "a name that cannot be one names nobody");
+}
+
+#[test]
 fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
     let tenants = (0..4).map(|gpu| on(pod(&format!("tenant-{gpu}"), "20Gi"), "node-a", &[gpu], 20 << 30));
     let pair = on(over(pod("pair", "20Gi"), 2), "node-a", &[0, 1], 20 << 30);

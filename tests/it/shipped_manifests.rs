@@ -72,7 +72,7 @@ pub fn guards_are_in_place(objects: &[Value]) {
         let policy = config_map["data"]["policy.yaml"].as_str();
         policy.is_some_and(|policy| policy.lines().any(|line| line == "mode: shadow"))
     });
-    let rules = ["devices", "nodes", "placement", "updates", "visible-devices"];
+    let rules = ["devices", "exemptions", "nodes", "placement", "updates", "visible-devices"];
     for rule in rules.map(|rule| format!("stowage-{rule}")) {
         let named = |kind: &str| {
             let of_kind = of_kind(objects, &[kind]);

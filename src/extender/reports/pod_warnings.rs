@@ -1,14 +1,17 @@
-//! Warnings about single pods in a report, recorded as Events: drift, use above the grant, and GPUs that were lost under them.
+//! Warnings about single pods in a report, recorded as Events: drift, use above the grant or without one, and GPUs that were lost
+//! under them.
 //!
 //! Nothing is decided or charged here. An agent is trusted about pods that the ledger has on its own node only, and of several
 //! replicas only the leader records Events.
 
 use crate::extender::Extender;
-use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{PodEvent, PodEventReason};
-use crate::report::{GpuReport, NodeReport, ReportFinding};
+use crate::report::{GpuReport, NodeReport, ReportFinding, UnrecordedPod};
 use crate::scheduling::ledger::{PodPhase, PodState};
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis};
 
 /// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
@@ -27,7 +30,39 @@ pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &N
     }
     if extender.service.leadership.is_leading() {
         report.findings.iter().for_each(|finding| tell_finding(extender, &report.node, finding));
+        tell_ungranted(extender, report);
     }
+}
+
+/// Records Events on pods that use GPUs of a node whose GPUs only Stowage gives, and were given none.
+fn tell_ungranted(extender: &Extender, report: &NodeReport) {
+    if report.unrecorded.is_empty() {
+        return;
+    }
+    let events: Vec<PodEvent> = {
+        let cluster = extender.service.cluster();
+        if cluster.node(&report.node).is_none_or(|node| node.kind != NodeKind::Stowage) {
+            return;
+        }
+        report.unrecorded.iter().filter_map(|pod| ungranted(&cluster, &report.node, pod)).collect()
+    };
+    events.into_iter().for_each(|event| extender.control_plane.record_event(event));
+}
+
+/// `None` if the pod is not on the agent's node, or was bound there by another component, of which it has an Event.
+fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<PodEvent> {
+    let is_told = cluster.pod_state(&pod.pod).is_some_and(|known| !known.demand.asks_plugin());
+    if is_told || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
+        return None;
+    }
+    let text = format!(
+        "The pod's processes run on {} of {node}, and Stowage gave it no GPU: pods that were placed there lack this VRAM. Let it \
+         request stowage.dev/vram, or delete it; if it has to see all GPUs, an administrator gives its namespace the label \
+         stowage.dev/all-gpus.",
+        list(&pod.gpus)
+    );
+    let key = PodKey::parse(&pod.namespace, &pod.name).ok()?;
+    Some(PodEvent { key, uid: pod.pod.clone(), kind: PodEventReason::Ungranted, text })
 }
 
 /// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.

@@ -125,6 +125,10 @@ fn flawless(report: &NodeReport) -> Result<(), Flaw> {
     }
     at_most("findings", report.findings.len(), MAX_FINDINGS)?;
     report.findings.iter().try_for_each(check_finding)?;
+    at_most("pods without a record", report.unrecorded.len(), MAX_FINDINGS)?;
+    for unrecorded in &report.unrecorded {
+        at_most("GPUs of a pod", unrecorded.gpus.len(), MAX_LISTED)?;
+    }
     at_most("missing parts", report.missing.len(), MAX_MISSING)?;
     for (place, missing) in report.missing.iter().enumerate() {
         text(&format_args!("missing[{place}].reason"), &missing.reason, MAX_TEXT)?;

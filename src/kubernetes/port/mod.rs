@@ -175,6 +175,8 @@ labels! {
         "StowageEditIgnored" EditIgnored,
         /// Its processes run on other GPUs than recorded.
         "StowageDrift" Drift,
+        /// Its processes use GPUs of a node of Stowage's, and it was granted none.
+        "StowageUngranted" Ungranted,
         /// Its processes use more VRAM than it was granted.
         "StowageOverGrant" OverGrant,
         /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.

@@ -2,15 +2,18 @@
 //! each is tried on a real API server under the shipped admission policies.
 
 use super::processes::eventually;
-use super::world::{RealControlPlane, manifest, yaml};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use super::world::{RealControlPlane, manifest};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use stowage::ids::{PodKey, PodUid};
 use stowage::kubernetes;
-use stowage::kubernetes::port::WriteTimes;
+use stowage::kubernetes::events::{self, EventRecorder};
+use stowage::kubernetes::port::{PodEvent, PodEventReason, WriteTimes};
+use stowage::scheduling::policy::{NodeRules, Policy};
+use stowage::service::Service;
 
-const NOT_BY_HAND: &str = "NVIDIA_VISIBLE_DEVICES";
 const ONLY_STOWAGE: &str = "only Stowage writes";
 const ONLY_VRAM: &str = "Stowage may write only the amount of stowage.dev/vram";
 
@@ -21,8 +24,8 @@ async fn installed() -> Option<RealControlPlane> {
 }
 
 /// Whether the API server would take the pod, and what it says if not. Nothing is created.
-async fn try_to_create(client: &Client, namespace: &str, pod: &Value) -> Result<(), String> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+async fn try_to_create(client: &Client, pod: &Value) -> Result<(), String> {
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     pods.create(&dry_run, &pod).await.map(drop).map_err(|error| error.to_string())
@@ -33,107 +36,228 @@ fn refused(outcome: Result<(), String>, reason: &str) {
     assert!(said.contains(reason), "{said}");
 }
 
-/// A pod under a runtime class, with the given environment in its one container.
-fn pod(runtime: Option<&str>, env: &Value, limits: &Value) -> Value {
+/// A pod whose one container has these limits.
+fn pod(limits: &Value) -> Value {
     json!({
         "metadata": { "name": "tried" },
         "spec": {
             "schedulerName": "stowage",
-            "runtimeClassName": runtime,
-            "containers": [{
-                "name": "engine", "image": "engine", "env": env, "resources": { "limits": limits },
-            }],
+            "containers": [{ "name": "engine", "image": "engine", "resources": { "limits": limits } }],
         },
     })
 }
 
-fn literal(value: &str) -> Value {
-    json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": value }])
+/// Who acts in a row of `tests/fixtures/admission.yaml`.
+struct Accounts {
+    tenant: Client,
+    kubelet: Client,
+    administrator: Client,
 }
 
-fn from_field(path: &str) -> Value {
-    json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": { "fieldRef": { "fieldPath": path } } }])
-}
-
-const GIVEN: &str = "metadata.annotations['stowage.dev/visible-devices']";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn s6_a_container_may_not_name_gpus_itself() {
-    let Some(world) = installed().await else { return };
-    let client = &world.client;
-    let nvidia = Some("nvidia");
-    let vram = json!({ "stowage.dev/vram": "40Gi" });
-    let all = pod(nvidia, &literal("all"), &json!({}));
-    eventually("the policy is in force", async || {
-        try_to_create(client, "default", &all)
-            .await
-            .is_err_and(|said| said.contains(NOT_BY_HAND))
-            .then_some(())
-    })
-    .await;
-    let both = |one: Value, other: Value| {
-        Value::Array([one, other].iter().flat_map(|list| list.as_array().unwrap().clone()).collect())
-    };
-    let of_config = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k" } } }]);
-    for (env, why) in [
-        (literal("0"), "by its index"),
-        (literal("GPU-1"), "by its UUID"),
-        (literal("$(OTHER)"), "through another variable"),
-        (from_field("metadata.annotations['mine']"), "from an annotation that anyone writes"),
-        (of_config, "from a ConfigMap"),
-        (both(from_field(GIVEN), literal("all")), "twice, and the last counts"),
-        (json!([]), "not at all: then the image's own counts"),
+/// The tenant is a service account with its token; a kubelet's user has the same rights here.
+async fn accounts(world: &RealControlPlane) -> Accounts {
+    let rights = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: tenant}, rules: [\
+        {apiGroups: [''], resources: [pods, pods/binding, namespaces], verbs: [create]}, \
+        {apiGroups: [''], resources: [pods/ephemeralcontainers, namespaces, namespaces/status], verbs: [patch]}]}";
+    assert!(world.apply(rights, &[]).ok);
+    let user = "--user=system:node:a";
+    for command in [
+        &["create", "namespace", "team-a"][..],
+        &["create", "namespace", "monitoring"],
+        &["create", "namespace", "gpu-operator"],
+        &["create", "namespace", "nvidia-gpu-operator"],
+        &["label", "namespace", "monitoring", "gpu-operator", "stowage.dev/all-gpus=allowed"],
+        &["create", "serviceaccount", "tenant", "--namespace=team-a"],
+        &[
+            "create",
+            "clusterrolebinding",
+            "tenant",
+            "--clusterrole=tenant",
+            "--serviceaccount=team-a:tenant",
+            user,
+        ],
     ] {
-        println!("{why}");
-        refused(try_to_create(client, "default", &pod(nvidia, &env, &vram)).await, NOT_BY_HAND);
-        refused(try_to_create(client, "default", &pod(nvidia, &env, &json!({}))).await, NOT_BY_HAND);
+        let ran = world.kubectl(command);
+        assert!(ran.ok, "{}", ran.said);
     }
-    refused(try_to_create(client, "default", &pod(None, &literal("all"), &vram)).await, NOT_BY_HAND);
-    let mut beside = pod(nvidia, &from_field(GIVEN), &vram);
-    beside["spec"]["initContainers"] = json!([{ "name": "i", "image": "i", "env": literal("all") }]);
-    refused(try_to_create(client, "default", &beside).await, NOT_BY_HAND);
-    let mut mounted = pod(nvidia, &from_field(GIVEN), &vram);
-    mounted["spec"]["volumes"] = json!([{ "name": "null", "hostPath": { "path": "/dev/null" } }]);
-    for path in ["/var/run/nvidia-container-devices/all", "/var/run//./nvidia-container-devices/all"] {
-        mounted["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "null", "mountPath": path }]);
-        refused(try_to_create(client, "default", &mounted).await, NOT_BY_HAND);
-    }
-
-    let accepted = async |namespace: &str, pod: &Value| {
-        try_to_create(client, namespace, pod).await.unwrap_or_else(|said| panic!("{pod}: {said}"));
+    let token = world.kubectl(&["create", "token", "tenant", "--namespace=team-a"]);
+    assert!(token.ok, "{}", token.said);
+    let admin: Value = serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
+    let client = async |name: &str, user: Value| {
+        let mut config = admin.clone();
+        config["users"][0]["user"] = user;
+        let file = world.folder().join(name);
+        std::fs::write(&file, config.to_string()).unwrap();
+        kubernetes::connect(Some(&file), WriteTimes::default()).await.unwrap()
     };
-    let example = yaml(&std::fs::read_to_string(manifest("examples/pod-in-full.yaml")).unwrap());
-    accepted("default", &example).await;
-    accepted("default", &pod(nvidia, &from_field(GIVEN), &vram)).await;
-    accepted("default", &pod(nvidia, &literal("void"), &json!({}))).await;
-    accepted("default", &pod(None, &json!([]), &vram)).await;
-    accepted("default", &pod(None, &literal("all"), &json!({}))).await;
-    accepted("default", &pod(nvidia, &json!([]), &json!({ "nvidia.com/gpu": "1" }))).await;
-    refused(
-        try_to_create(client, "default", &pod(nvidia, &literal("all"), &json!({ "nvidia.com/gpu": "1" })))
-            .await,
-        NOT_BY_HAND,
-    );
-    // No device plugin is asked for an amount of zero: the image's own variable counts.
-    for none in ["0", "0k"] {
-        let limits = json!({ "nvidia.com/gpu": none });
-        refused(try_to_create(client, "default", &pod(nvidia, &json!([]), &limits)).await, NOT_BY_HAND);
+    let (certificate, key) = world.client_certificate("system:node:a", "system:nodes");
+    let certificate = [("kubelet.crt", certificate), ("kubelet.key", key)].map(|(name, text)| {
+        let file = world.folder().join(name);
+        std::fs::write(&file, text).unwrap();
+        file
+    });
+    Accounts {
+        tenant: client("tenant", json!({ "token": token.said.trim() })).await,
+        kubelet: client(
+            "kubelet",
+            json!({ "client-certificate": certificate[0], "client-key": certificate[1] }),
+        )
+        .await,
+        administrator: world.client.clone(),
     }
-    // The agent's own namespace, and one that an administrator has named.
-    accepted("kube-system", &all).await;
-    assert!(world.kubectl(&["create", "namespace", "gpu-tools"]).ok);
-    refused(try_to_create(client, "gpu-tools", &all).await, NOT_BY_HAND);
-    assert!(world.kubectl(&["label", "namespace", "gpu-tools", "stowage.dev/all-gpus=allowed"]).ok);
-    eventually("the label counts", async || try_to_create(client, "gpu-tools", &all).await.ok()).await;
-    a_debug_container_names_none_either(&world).await;
+}
+
+/// Sends the row's objects in turn; what the API server says to the last one.
+async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), String> {
+    let client = match row["by"].as_str() {
+        None => &accounts.tenant,
+        Some("kubelet") => &accounts.kubelet,
+        Some("administrator") => &accounts.administrator,
+        Some(other) => panic!("{row}: by {other}?"),
+    };
+    let namespace = row["in"].as_str().unwrap_or("team-a");
+    let of_namespace = format!("/api/v1/namespaces/{namespace}");
+    let send = async |method: &str, path: &str, body: &Value| {
+        let kind =
+            if method == "PATCH" { "application/strategic-merge-patch+json" } else { "application/json" };
+        let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
+        let request = request.body(body.to_string().into_bytes()).unwrap();
+        client.request::<Value>(request).await.map(drop).map_err(|error| error.to_string())
+    };
+    if row["create"].is_object() {
+        return send("POST", "/api/v1/namespaces", &row["create"]).await;
+    }
+    if row["patch"].is_object() {
+        let part = row["part"].as_str().map(|part| format!("/{part}")).unwrap_or_default();
+        return send("PATCH", &format!("{of_namespace}{part}"), &row["patch"]).await;
+    }
+    let pods = format!("{of_namespace}/pods");
+    let created = send("POST", &pods, &filled_in(&row["pod"], name)).await;
+    if row["debug"].is_object() {
+        created.unwrap_or_else(|said| panic!("{row}: {said}"));
+        let mut container = row["debug"].clone();
+        (container["name"], container["image"]) = ("debug".into(), "debug".into());
+        let patch = json!({ "spec": { "ephemeralContainers": [container] } });
+        return send("PATCH", &format!("{pods}/{name}/ephemeralcontainers"), &patch).await;
+    }
+    if row["bind"].is_object() {
+        created.unwrap_or_else(|said| panic!("{row}: {said}"));
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name, "annotations": row["bind"] },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": "a" },
+        });
+        return send("POST", &format!("{pods}/{name}/binding"), &binding).await;
+    }
+    created
+}
+
+/// A pod with what every pod needs, and what the row says of it.
+fn filled_in(said: &Value, name: &str) -> Value {
+    let mut pod = said.clone();
+    (pod["apiVersion"], pod["kind"], pod["metadata"]["name"]) = ("v1".into(), "Pod".into(), name.into());
+    if pod["spec"]["containers"].is_null() {
+        pod["spec"]["containers"] = json!([{}]);
+    }
+    for (list, prefix) in [("containers", "c"), ("initContainers", "i")] {
+        for (place, container) in pod["spec"][list].as_array_mut().into_iter().flatten().enumerate() {
+            container["name"] = format!("{prefix}{place}").into();
+            container["image"] = "image".into();
+        }
+    }
+    pod
+}
+
+/// What is claimed of Stowage's nodes, and that no more is refused than that takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_does() {
+    let Some(world) = installed().await else { return };
+    for class in ["nvidia-cdi", "nvidia-legacy", "gvisor"] {
+        world.create_runtime_class(class);
+    }
+    let accounts = accounts(&world).await;
+    let table = std::fs::read_to_string(manifest("../tests/fixtures/admission.yaml")).unwrap();
+    let table: Vec<Value> = serde_saphyr::from_str(&table).unwrap();
+    let rows = |part: &str| table.iter().find_map(|of| of[part].as_array()).unwrap().clone();
+    let (mut attacks, mut innocents) = (rows("attacks"), rows("innocents"));
+    // By the default policy, no node of Stowage's has the first, and any may have the second.
+    let under_nvidia = |pattern: &String| {
+        let limits = json!({ pattern.replace('*', "x"): 1 });
+        let container = json!({ "resources": { "limits": limits } });
+        let spec = json!({ "runtimeClassName": "nvidia", "containers": [container] });
+        json!({ "row": pattern, "pod": { "spec": spec } })
+    };
+    let NodeRules { gpu_resources, harmless_resources, .. } = NodeRules::default();
+    innocents.extend(gpu_resources.iter().map(under_nvidia));
+    attacks.extend(harmless_resources.iter().map(under_nvidia).map(|mut row| {
+        row["refused"] = "must set NVIDIA_VISIBLE_DEVICES".into();
+        row
+    }));
+    // Each policy, and each label of a namespace, is in force a moment after it was written.
+    let mut tries = 0;
+    let mut in_force = async |row: &Value| {
+        tries += 1;
+        act_out(&accounts, row, &format!("probe-{tries}")).await.is_err() == row["refused"].is_string()
+    };
+    for probe in [
+        json!({ "pod": { "spec": { "runtimeClassName": "nvidia" } }, "refused": "" }),
+        json!({ "pod": { "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }, "refused": "" }),
+        json!({ "pod": { "spec": { "runtimeClassName": "nvidia" } }, "in": "monitoring" }),
+        json!({ "pod": { "spec": { "runtimeClassName": "nvidia" } }, "in": "gpu-operator" }),
+    ] {
+        eventually(&probe.to_string(), async || in_force(&probe).await.then_some(())).await;
+    }
+    let mut wrong = Vec::new();
+    for (n, row) in attacks.iter().chain(&innocents).enumerate() {
+        let said = act_out(&accounts, row, &format!("row-{n}")).await;
+        let is_right = match row["refused"].as_str() {
+            Some(reason) => said.as_ref().is_err_and(|said| said.contains(reason)),
+            None => said.is_ok(),
+        };
+        if !is_right {
+            wrong.push(format!("{}: {said:?}", row["row"]));
+        }
+    }
+    println!("{} attacks, {} innocents; {}", attacks.len(), innocents.len(), world.versions());
+    assert!(wrong.is_empty(), "{} rows:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(attacks.iter().all(|row| row["refused"].is_string()), "each says why");
+    assert!(innocents.iter().all(|row| row["refused"].is_null()));
+    assert!(attacks.len() > 50 && innocents.len() > 30);
+}
+
+/// What admission cannot see, an agent does: but a pod that an administrator lets see all GPUs is no news.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_give_them() {
+    let Some(world) = installed().await else { return };
+    assert!(world.kubectl(&["create", "namespace", "monitoring"]).ok);
+    assert!(world.kubectl(&["label", "namespace", "monitoring", "stowage.dev/all-gpus=allowed"]).ok);
+    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+    let namespaces: Api<Namespace> = Api::all(stowage.clone());
+    eventually("Stowage's rights count", async || namespaces.list_metadata(&Default::default()).await.ok())
+        .await;
+    let service = Service::new(Policy::default());
+    let (recorder, receiver) = EventRecorder::new(service.clone());
+    tokio::spawn(events::publish(stowage, service.clone(), "here".into(), receiver));
+    for namespace in ["kube-system", "monitoring", "default"] {
+        recorder.record_event(PodEvent {
+            key: PodKey::parse(namespace, "sees").unwrap(),
+            uid: PodUid::parse(&format!("of-{namespace}")).unwrap(),
+            kind: PodEventReason::Ungranted,
+            text: "it does".into(),
+        });
+    }
+    let counted = |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
+    eventually("the Events are written", async || (counted("published") > 0).then_some(())).await;
+    assert_eq!([counted("exempt"), counted("published"), counted("failed")], [2, 1, 0]);
+    let said = world.kubectl(&["get", "events", "--all-namespaces", "--output=name"]).said;
+    assert_eq!(said.lines().filter(|line| line.contains("sees")).count(), 1, "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_amount_of_vram_without_a_unit_is_not_admitted() {
     let Some(world) = installed().await else { return };
     let try_amount = async |amount: &str| {
-        let pod = pod(None, &json!([]), &json!({ "stowage.dev/vram": amount }));
-        try_to_create(&world.client, "default", &pod).await
+        let pod = pod(&json!({ "stowage.dev/vram": amount }));
+        try_to_create(&world.client, &pod).await
     };
     eventually("the policy is in force", async || try_amount("40").await.err()).await;
     for little in ["1", "40", "40k", "255Mi"] {
@@ -144,74 +268,17 @@ async fn an_amount_of_vram_without_a_unit_is_not_admitted() {
     }
 }
 
-async fn a_debug_container_names_none_either(world: &RealControlPlane) {
-    let running = pod(Some("nvidia"), &from_field(GIVEN), &json!({ "stowage.dev/vram": "40Gi" }));
-    let running: Pod = serde_json::from_value(running).unwrap();
-    let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
-    pods.create(&PostParams::default(), &running).await.unwrap();
-    let debug = async |env: Value| {
-        let container = json!({ "name": "debug", "image": "debug", "env": env });
-        let patch = Patch::Strategic(json!({ "spec": { "ephemeralContainers": [container] } }));
-        let params = PatchParams { dry_run: true, ..PatchParams::default() };
-        let patched = pods.patch_ephemeral_containers("tried", &params, &patch).await;
-        patched.map(drop).map_err(|error| error.to_string())
-    };
-    refused(debug(literal("all")).await, NOT_BY_HAND);
-    refused(debug(json!([])).await, NOT_BY_HAND);
-    debug(literal("void")).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn s6_no_annotation_puts_devices_into_a_container() {
-    let Some(world) = installed().await else { return };
-    let annotated = |key: &str| {
-        let mut pod = pod(None, &json!([]), &json!({}));
-        pod["metadata"]["annotations"] = json!({ key: "nvidia.com/gpu=all" });
-        pod
-    };
-    eventually("the policy is in force", async || {
-        let outcome = try_to_create(&world.client, "default", &annotated("stowage.dev/devices")).await;
-        outcome.is_err_and(|said| said.contains(ONLY_STOWAGE)).then_some(())
-    })
-    .await;
-    for key in [
-        "nvidia.cdi.k8s.io/container.engine",
-        "nvidia.cdi.k8s.io/pod",
-        "cdi.k8s.io/gpu",
-        "cdi.k8s.io/vendor_device-1",
-        "other.cdi.k8s.io/container.engine",
-        "cdi-devices.nri.io/container.engine",
-        "cdi-devices.noderesource.dev/pod",
-        "cdi.nri.io/pod",
-        "devices.nri.io/container.engine",
-        "devices.nri.io",
-        "devices.noderesource.dev/container.engine",
-        "devices.gke.io/container.engine",
-    ] {
-        let outcome = try_to_create(&world.client, "default", &annotated(key)).await;
-        assert!(outcome.as_ref().is_err_and(|said| said.contains(ONLY_STOWAGE)), "{key}: {outcome:?}");
-    }
-    // Pods that see all GPUs get them so where NVIDIA's NRI plugin is in place of its runtime.
-    let mut of_operator = annotated("nvidia.cdi.k8s.io/container.engine");
-    of_operator["metadata"]["name"] = json!("operator");
-    try_to_create(&world.client, "kube-system", &of_operator).await.unwrap();
-    // Similar keys of other projects.
-    for key in ["cdi.kubevirt.io/storage.import", "example.com/cdi.k8s.io", "netdevices.nri.io/pod"] {
-        try_to_create(&world.client, "default", &annotated(key)).await.unwrap();
-    }
-}
-
 /// A kubelet whose writes are refused never shows a pod running, nor ended: it could not be evicted.
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_annotations_it_has() {
     let Some(world) = installed().await else { return };
     let in_force = {
-        let mut pod = pod(None, &json!([]), &json!({}));
+        let mut pod = pod(&json!({}));
         pod["metadata"]["annotations"] = json!({ "stowage.dev/devices": "GPU-1" });
         pod
     };
     eventually("the policy is in force", async || {
-        let outcome = try_to_create(&world.client, "default", &in_force).await;
+        let outcome = try_to_create(&world.client, &in_force).await;
         outcome.is_err_and(|said| said.contains(ONLY_STOWAGE)).then_some(())
     })
     .await;
@@ -226,7 +293,7 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
             _ => format!("{}/{n:060}", "a.".repeat(120).trim_end_matches('.')),
         };
         let annotations: serde_json::Map<String, Value> = (0..keys).map(|n| (key(n), json!(""))).collect();
-        let mut tried = pod(None, &json!([]), &json!({}));
+        let mut tried = pod(&json!({}));
         tried["metadata"] = json!({ "name": name, "annotations": annotations });
         if let Err(refused) =
             pods.create(&PostParams::default(), &serde_json::from_value(tried).unwrap()).await
@@ -256,7 +323,7 @@ async fn a_key_that_is_too_long_comes_in_with_a_binding_and_no_write_after_it() 
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
     for (container, is_writable) in [("c".repeat(53), true), ("c".repeat(54), false)] {
         let name = format!("of-{}", container.len());
-        let mut pod = pod(None, &json!([]), &json!({}));
+        let mut pod = pod(&json!({}));
         pod["metadata"]["name"] = json!(name);
         pod["spec"]["schedulerName"] = json!("nobody");
         pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();

@@ -35,7 +35,7 @@ async fn policies_are_without_type_errors(world: &RealControlPlane) {
     let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
     let policies = yaml(&policies.said);
     let policies = policies["items"].as_array().unwrap();
-    assert_eq!(policies.len(), 5);
+    assert_eq!(policies.len(), 6);
     assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
 }
 
