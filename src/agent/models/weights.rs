@@ -329,6 +329,9 @@ mod tests {
             "\u{0}",
             &"[".repeat(9999),
             &many,
+            &format!(r#"{{"weight_map":{{"a":"{}"}}}}"#, "x".repeat(300)),
+            // A parser would hold it.
+            &format!(r#"{{"weight_map":{{"a":"{}"}}}}"#, "\\\"".repeat(1 << 20)),
         ] {
             let folder = folder(&[("model-00001-of-00001.safetensors", 10)], None);
             fs::write(folder.path().join(INDEX), text).unwrap();
