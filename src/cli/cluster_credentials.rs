@@ -5,6 +5,7 @@
 use crate::agent::publish::trust::Trust;
 use crate::kubernetes::connect::{self, ConnectError};
 use crate::kubernetes::port::WriteTimes;
+use crate::kubernetes::pruning::Answers;
 use anyhow::{Context, Result, anyhow};
 use http::{HeaderValue, Request, Response, header};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
@@ -39,7 +40,7 @@ impl ClusterCredentials {
             Err(ConnectError::Nowhere) => return Ok(None),
             config => config.context("--kubeconfig")?,
         };
-        let client = connect::client(config.clone(), WriteTimes::default())?;
+        let client = connect::client(config.clone(), WriteTimes::default(), Answers::Pruned)?;
         Ok(Some(Self { config, client }))
     }
 

@@ -5,6 +5,7 @@
 
 use super::page_retry::PageRetry;
 use super::port::WriteTimes;
+use super::pruning::{Answers, Pruning};
 use http::uri::{Parts, PathAndQuery};
 use http::{Method, Request, Uri};
 use hyper_timeout::TimeoutConnector;
@@ -47,7 +48,7 @@ const SILENCE: Duration = Duration::from_secs(75);
 /// A client for a kubeconfig's current context, or from the environment: `KUBECONFIG`, `~/.kube/config`, or the pod's service
 /// account.
 pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Client, ConnectError> {
-    Ok(client(config(kubeconfig).await?, times).map_err(Box::new)?)
+    Ok(client(config(kubeconfig).await?, times, Answers::Pruned).map_err(Box::new)?)
 }
 
 /// Where the API server is, and the credentials for it.
@@ -61,7 +62,7 @@ pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 /// The client does not throttle, and repeats nothing by itself but pages of lists (`page_retry`): every caller handles its
 /// failures, and a write that is repeated automatically may arrive after the Lease has passed on. What the kernel still sends when
 /// a request is given up, and what the API server has begun, ends by [`WriteTimes`].
-pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
+pub fn client(mut config: Config, times: WriteTimes, answers: Answers) -> kube::Result<Client> {
     config.default_retry = false;
     if config.proxy_url.is_some() {
         // This build has no proxy support, and the library's own error says so.
@@ -76,6 +77,7 @@ pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
     connector.set_read_timeout(Some(SILENCE));
     let https: legacy::Client<_, Body> = legacy::Client::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
+        .layer(tower::layer::layer_fn(move |client| Pruning(client, answers)))
         .layer(MapRequestLayer::new(move |request| limited(request, times.server)))
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)

@@ -40,6 +40,7 @@ mod packing_learner;
 mod page_retry;
 pub mod planner;
 pub mod port;
+pub mod pruning;
 mod request;
 mod retry;
 #[cfg(test)]

@@ -14,17 +14,20 @@ pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 
 use super::index::{ClusterIndex, namespaces};
 use super::port::{ControlPlane, PodEvent};
+use super::pruning;
 use crate::service::{ReadFailure, SeenCount, Service};
 use catching_up::stays_behind;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use read_ahead::read_ahead;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -37,6 +40,9 @@ const WATCH_SECONDS: u32 = 60;
 
 /// Permissions are restored by people; asking every few seconds is often enough.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Objects beyond their bound that the log names, of one watch.
+const MOST_NAMED: usize = 100;
 
 /// What every watch feeds.
 #[derive(Clone)]
@@ -191,6 +197,7 @@ where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
     let mut events = read_ahead(events::<K>(client, taking.page));
+    let mut named = BTreeSet::new();
     loop {
         tokio::select! {
             biased;
@@ -201,6 +208,11 @@ where
                     if !matches!(event, Event::Init) {
                         feed.service.contact.heard(feed.service.now());
                         feed.note_shown(what);
+                    }
+                    if let Event::InitApply(object) | Event::Apply(object) = &event
+                        && pruning::is_stand_in(object.meta())
+                    {
+                        feed.note_bound_reached(what, object.meta(), &mut named);
                     }
                     (taking.take)(feed, event);
                 }
@@ -308,6 +320,21 @@ impl WatchFeed {
         }
     }
 
+    /// `named` are those of this watch that the log has named.
+    fn note_bound_reached(&self, what: &'static str, object: &ObjectMeta, named: &mut BTreeSet<String>) {
+        self.service.metrics.bounds_reached.with_label_values(&[what]).inc();
+        let [namespace, name] =
+            [&object.namespace, &object.name].map(|part| part.as_deref().unwrap_or_default());
+        let object = format!("{namespace}/{name}");
+        if named.len() < MOST_NAMED && named.insert(object.clone()) {
+            tracing::warn!(
+                what,
+                object,
+                "it is larger than Stowage reads: what is not known of it counts as what is safe (docs/operations.md, Bounds)"
+            );
+        }
+    }
+
     fn note_shown(&self, what: &'static str) {
         if let Some(lasted) = self.service.refused_reads.note_shown(what, self.service.now()) {
             self.service.metrics.refused_watches.with_label_values(&[what]).set(0);
@@ -409,7 +436,6 @@ mod tests {
     use crate::scheduling::policy::{Consolidation, Policy};
     use crate::service::Tenure;
     use crate::units::Millis;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::core::Status;
     use serde_json::json;
     use std::sync::atomic::{AtomicU32, Ordering};

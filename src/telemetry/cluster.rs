@@ -102,6 +102,14 @@ pub fn refused_watches(families: &mut Families) -> IntGaugeVec {
     )
 }
 
+pub fn bounds_reached(families: &mut Families) -> IntCounterVec {
+    families.counters(
+        "stowage_bounds_reached_total",
+        "Objects that are larger than Stowage reads, by resource, each time that a list or a watch shows one.",
+        [known("resource", WATCHED)],
+    )
+}
+
 pub fn silence(families: &mut Families) -> Gauge {
     families.fraction(
         "stowage_api_server_last_contact_age_seconds",

@@ -106,6 +106,8 @@ pub struct Metrics {
     pub synced: IntGauge,
     /// 1 for each kind of object that the API server does not let this replica read.
     pub refused_watches: IntGaugeVec,
+    /// Objects shown that are beyond what is read of one.
+    pub bounds_reached: IntCounterVec,
     /// Time since the API server last answered.
     pub silence: Gauge,
     pub planner: PlannerMetrics,
@@ -153,6 +155,7 @@ impl Metrics {
             leading: cluster::leading(families),
             synced: cluster::synced(families),
             refused_watches: cluster::refused_watches(families),
+            bounds_reached: cluster::bounds_reached(families),
             silence: cluster::silence(families),
             planner: PlannerMetrics::new(families),
             policy: PolicyMetrics::new(families),

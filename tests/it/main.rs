@@ -6,6 +6,7 @@ mod agent_auth;
 mod alerts;
 mod autoscaling;
 mod bind;
+mod bounds;
 mod browser;
 mod certificates;
 mod chart;

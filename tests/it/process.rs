@@ -88,9 +88,14 @@ impl RunningServe {
 
     /// One replica of an API server, which leads at once.
     pub fn of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Self {
+        Self::run(&mut Self::command_of_api_server(kubeconfig, arguments))
+    }
+
+    pub fn command_of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         command.args(["serve", "--lead-with", "always", "--write-deadline", "100ms", "--kubeconfig"]);
-        Self::run(command.arg(kubeconfig).args(arguments))
+        command.arg(kubeconfig).args(arguments);
+        command
     }
 
     fn start(mut command: Command, dump: &Path, arguments: &[&str]) -> Self {
@@ -98,7 +103,7 @@ impl RunningServe {
         Self::run(command.arg(dump).args(arguments))
     }
 
-    fn run(command: &mut Command) -> Self {
+    pub fn run(command: &mut Command) -> Self {
         let mut child = command
             .args(["--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .env_remove("RUST_LOG")
@@ -159,9 +164,7 @@ impl RunningServe {
 
     /// A line of its memory in KiB, such as `VmRSS`, or `VmHWM` for the most it ever was.
     pub fn memory(&self, line: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
-        found.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
+        memory(&self.child, line)
     }
 
     fn terminate(&self) {
@@ -176,6 +179,13 @@ impl Drop for RunningServe {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A line of a process' memory in KiB.
+pub fn memory(child: &Child, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
+    found.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 fn address(line: &str) -> SocketAddr {

@@ -88,6 +88,8 @@ impl HuggingFace {
         }
         let mark = Mark::of(folder, walk);
         if let Some(known) = self.known.get(name).filter(|known| known.mark == mark) {
+            let files = known.weights.as_ref().map_or(0, |weights| weights.files.len());
+            walk.keeps_files(folder, files);
             return known.weights.clone();
         }
         let weights = look_into(folder, &mark.snapshot, walk);
@@ -191,7 +193,7 @@ mod tests {
             let mut walk = Walk::start(Instant::now());
             let found = self.source.scan(&mut walk, now);
             let of =
-                |found: FoundModel| (found.model.to_string(), found.weights.extent, found.weights.bytes().0);
+                |found: FoundModel| (found.model.to_string(), found.weights.extent, found.weights.bytes.0);
             (found.into_iter().map(of).collect(), walk.reasons())
         }
 
@@ -276,7 +278,7 @@ mod tests {
         assert!(cache.source.known.is_empty(), "it may be changing");
         let later = SystemTime::now() + SETTLED;
         assert_eq!(cache.scan_at(later).0, [whole("a", 5)]);
-        cache.source.known.get_mut("models--a").unwrap().weights.as_mut().unwrap().files[0].bytes = Bytes(77);
+        cache.source.known.get_mut("models--a").unwrap().weights.as_mut().unwrap().bytes = Bytes(77);
         assert_eq!(cache.scan_at(later).0, [whole("a", 77)]);
     }
 

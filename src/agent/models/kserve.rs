@@ -84,7 +84,7 @@ mod tests {
         let found = Kserve::new(folder.path().into()).scan(&mut walk);
         let found: Vec<_> = found
             .iter()
-            .map(|found| (found.model.as_str(), found.weights.extent, found.weights.bytes().0))
+            .map(|found| (found.model.as_str(), found.weights.extent, found.weights.bytes.0))
             .collect();
         assert_eq!(
             found,

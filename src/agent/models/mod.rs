@@ -124,7 +124,7 @@ impl ModelScan {
         self.models.extend(found.iter().map(|found| ModelReport {
             model: found.model.clone(),
             tier: tier(&found.weights, round),
-            bytes: found.weights.bytes(),
+            bytes: found.weights.bytes,
             source: source.into(),
         }));
         self.problems.extend(walk.reasons());

@@ -11,6 +11,12 @@ use std::time::{Duration, Instant, SystemTime};
 /// Entries read of one folder. The largest models have a few hundred files, and a node a few hundred models.
 pub const MAX_ENTRIES: usize = 10_000;
 
+/// Files kept of one model, to sample the page cache with, ...
+const MODEL_FILES: usize = 64;
+
+/// ... and of all models of one scan.
+const SCAN_FILES: usize = 4096;
+
 /// Reasons kept of one scan; a cache on a broken disk has one for each of its files.
 const MAX_PROBLEMS: usize = 16;
 
@@ -33,6 +39,11 @@ pub enum ScanProblem {
     TooLarge { path: PathBuf, limit: u64 },
     #[error("{} is no index of weights: {reason}; fetch the model again", path.display())]
     NoIndex { path: PathBuf, reason: String },
+    #[error(
+        "{} is the model by which more than {SCAN_FILES} weights files are known; whether it and further ones are in the page cache is not looked at",
+        path.display()
+    )]
+    TooManyFiles { path: PathBuf },
     #[error("the scan took longer than {} s and ended before {}", MAX_SCAN.as_secs(), path.display())]
     TooSlow { path: PathBuf },
 }
@@ -44,11 +55,12 @@ pub struct Walk {
     problems: Vec<ScanProblem>,
     untold: usize,
     is_over: bool,
+    kept_files: usize,
 }
 
 impl Walk {
     pub fn start(now: Instant) -> Self {
-        Self { ends: now + MAX_SCAN, problems: vec![], untold: 0, is_over: false }
+        Self { ends: now + MAX_SCAN, problems: vec![], untold: 0, is_over: false, kept_files: 0 }
     }
 
     /// Errors, in the order in which they occurred.
@@ -77,6 +89,20 @@ impl Walk {
     /// It has run out of time: the last result may be incomplete.
     pub fn is_over(&self) -> bool {
         self.is_over
+    }
+
+    /// How many of a model's files are kept.
+    pub fn keeps_files(&mut self, path: &Path, files: usize) -> usize {
+        let files = files.min(MODEL_FILES);
+        let before = self.kept_files;
+        self.kept_files += files;
+        if self.kept_files <= SCAN_FILES {
+            return files;
+        }
+        if before <= SCAN_FILES {
+            self.tell(ScanProblem::TooManyFiles { path: path.into() });
+        }
+        0
     }
 
     /// The names in a folder, in order; none, and a reason, if it cannot be read.
@@ -216,7 +242,8 @@ mod tests {
     fn a_scan_that_is_out_of_time_ends_and_says_so_once() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a"), "").unwrap();
-        let mut walk = Walk { ends: Instant::now(), problems: vec![], untold: 0, is_over: false };
+        let mut walk =
+            Walk { ends: Instant::now(), problems: vec![], untold: 0, is_over: false, kept_files: 0 };
         assert_eq!(walk.names(folder.path()), BTreeSet::new());
         assert_eq!(walk.names(folder.path()), BTreeSet::new());
         let reasons = walk.reasons();

@@ -9,14 +9,21 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::BufReader;
+use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 /// The largest public indexes name 150,000 tensors in 15 MB.
 const MAX_INDEX: u64 = 32 << 20;
 
 /// The largest public models have a few hundred shards.
 const MAX_SHARDS: usize = 10_000;
+
+/// As file systems have it.
+const MAX_NAME: usize = 255;
+
+/// Between two quotes of an index: a parser holds a string whole.
+const MAX_STRING: usize = 64 << 10;
 
 /// Formats in the order in which engines prefer them if a folder has more than one.
 const FORMATS: [WeightFormat; 3] = [
@@ -56,7 +63,9 @@ enum Others {
 /// The weights that are present.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelWeights {
-    pub files: Vec<WeightFile>,
+    pub bytes: Bytes,
+    /// The largest files, to sample the page cache with; none beyond what a scan keeps.
+    pub files: Arc<[WeightFile]>,
     pub extent: WeightExtent,
 }
 
@@ -71,12 +80,6 @@ pub enum WeightExtent {
     Whole,
     #[default]
     Part,
-}
-
-impl ModelWeights {
-    pub fn bytes(&self) -> Bytes {
-        self.files.iter().map(|file| file.bytes).sum()
-    }
 }
 
 /// `None` if nothing in the folder is or names weights.
@@ -124,7 +127,11 @@ fn found(folder: &Path, names: BTreeSet<String>, missing: MissingFiles, walk: &m
         }
     }
     let is_whole = files.len() == wanted && wanted > 0 && missing == MissingFiles::None;
-    ModelWeights { files, extent: if is_whole { WeightExtent::Whole } else { WeightExtent::Part } }
+    let bytes = files.iter().map(|file| file.bytes).sum();
+    files.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
+    files.truncate(walk.keeps_files(folder, files.len()));
+    let extent = if is_whole { WeightExtent::Whole } else { WeightExtent::Part };
+    ModelWeights { bytes, files: files.into(), extent }
 }
 
 /// An index must not lead out of its folder.
@@ -135,12 +142,36 @@ fn is_below(name: &str) -> bool {
 /// The files that an index names.
 fn shards(index: &Path, walk: &mut Walk) -> Option<BTreeSet<String>> {
     let file = walk.open(index, MAX_INDEX)?;
+    let file = ShortStrings { inner: file, length: 0, is_escaped: false };
     match serde_json::from_reader::<_, ShardIndex>(BufReader::new(file)) {
         Ok(index) => Some(index.weight_map.0),
         Err(error) => {
             walk.tell(ScanProblem::NoIndex { path: index.into(), reason: error.to_string() });
             None
         }
+    }
+}
+
+/// JSON without long strings; one is an error of reading.
+struct ShortStrings<R> {
+    inner: R,
+    /// Bytes since the last quote.
+    length: usize,
+    is_escaped: bool,
+}
+
+impl<R: Read> Read for ShortStrings<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        for byte in &buffer[..count] {
+            let is_plain = !std::mem::replace(&mut self.is_escaped, false);
+            self.is_escaped = is_plain && *byte == b'\\';
+            self.length = if is_plain && *byte == b'"' { 0 } else { self.length + 1 };
+            if self.length > MAX_STRING {
+                return Err(io::Error::other(format!("it has a string longer than {MAX_STRING} bytes")));
+            }
+        }
+        Ok(count)
     }
 }
 
@@ -170,6 +201,9 @@ impl<'de> Visitor<'de> for Tensors {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
         let mut shards = BTreeSet::new();
         while let Some((IgnoredAny, file)) = map.next_entry::<_, String>()? {
+            if file.len() > MAX_NAME {
+                return Err(A::Error::custom(format_args!("it names a file of {} letters", file.len())));
+            }
             shards.insert(file);
             if shards.len() > MAX_SHARDS {
                 return Err(A::Error::custom(format_args!("it names more than {MAX_SHARDS} files")));
@@ -248,7 +282,7 @@ mod tests {
     fn seen(folder: &TempDir) -> (Option<(WeightExtent, u64)>, Vec<String>) {
         let mut walk = Walk::start(Instant::now());
         let weights = weights(folder.path(), &mut walk);
-        (weights.map(|weights| (weights.extent, weights.bytes().0)), walk.reasons())
+        (weights.map(|weights| (weights.extent, weights.bytes.0)), walk.reasons())
     }
 
     fn of(files: &[(&str, u64)]) -> Option<(WeightExtent, u64)> {
@@ -329,6 +363,9 @@ mod tests {
             "\u{0}",
             &"[".repeat(9999),
             &many,
+            &format!(r#"{{"weight_map":{{"a":"{}"}}}}"#, "x".repeat(300)),
+            // A parser would hold it.
+            &format!(r#"{{"weight_map":{{"a":"{}"}}}}"#, "\\\"".repeat(1 << 20)),
         ] {
             let folder = folder(&[("model-00001-of-00001.safetensors", 10)], None);
             fs::write(folder.path().join(INDEX), text).unwrap();

@@ -5,6 +5,7 @@
 use super::{PodOnNode, PodSource};
 use crate::agent::error_text::root_cause;
 use crate::ids::{NodeName, PodUid};
+use crate::kubernetes::pruning;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt;
@@ -15,6 +16,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
+/// Pods in one page of a list: what a node's tenants write has to fit into the agent's memory, page by page.
+const PAGE: u32 = 16;
 /// A server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
 const WATCH_SECONDS: u32 = 60;
 
@@ -60,7 +63,10 @@ impl PodSource for WatchedPods {
 }
 
 async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<WatchedState>>) {
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH_SECONDS);
+    let config = watcher::Config::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .timeout(WATCH_SECONDS)
+        .page_size(PAGE);
     let mut events = watcher(Api::<Pod>::all(client), config).default_backoff().boxed();
     while let Some(event) = events.next().await {
         seen.lock().take(event);
@@ -71,6 +77,15 @@ impl WatchedState {
     fn take(&mut self, event: Result<Event<Pod>, watcher::Error>) {
         match event {
             Ok(event) => {
+                if let Event::InitApply(pod) | Event::Apply(pod) = &event
+                    && pruning::is_stand_in(&pod.metadata)
+                {
+                    let name = |part: &Option<String>| part.clone().unwrap_or_default();
+                    let (namespace, name) = (name(&pod.metadata.namespace), name(&pod.metadata.name));
+                    tracing::warn!(
+                        "the pod {namespace}/{name} is larger than the agent reads: no engine of it is looked for"
+                    );
+                }
                 self.apply(event);
                 // During the first list there are no pods yet.
                 if self.pods.is_some() && self.problem.take().is_some() {

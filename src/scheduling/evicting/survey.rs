@@ -273,7 +273,7 @@ impl<'l> CandidateSurvey<'l> {
             [] => None,
             [only] => {
                 let (DisruptionBudget { namespace, name, .. }, allowed) =
-                    (&ledger.budgets()[*only], self.allowed(*only));
+                    (&*ledger.budgets()[*only], self.allowed(*only));
                 let name = format!("{namespace}/{name}");
                 (allowed == 0).then_some(KeepReason::Budget { name, allowed })
             }

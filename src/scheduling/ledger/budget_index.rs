@@ -7,14 +7,19 @@ use crate::scheduling::vocabulary::disruption_info::PodHealth;
 use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The place of a budget that does not exist: a pod that several budgets cover is refused by the Eviction API whatever they
 /// allow.
 pub const SEVERAL: usize = usize::MAX;
 
+/// Values that the budgets of one namespace may name, and budgets that name none. A decision goes through all of them: beyond that
+/// many, every pod of the namespace counts as covered by several.
+const MOST_VALUES: usize = 4096;
+
 #[derive(Default)]
 pub struct BudgetIndex<'a> {
-    budgets: &'a [DisruptionBudget],
+    budgets: &'a [Arc<DisruptionBudget>],
     by_namespace: FxHashMap<&'a str, Namespace<'a>>,
 }
 
@@ -23,14 +28,17 @@ pub struct BudgetIndex<'a> {
 struct Namespace<'a> {
     by_label: BTreeMap<&'a str, FxHashMap<&'a str, Vec<usize>>>,
     others: Vec<usize>,
+    values: usize,
 }
 
 impl<'a> BudgetIndex<'a> {
-    pub(super) fn new(budgets: &'a [DisruptionBudget]) -> Self {
+    pub(super) fn new(budgets: &'a [Arc<DisruptionBudget>]) -> Self {
         let mut coverage = Self { budgets, ..Self::default() };
         for (place, budget) in budgets.iter().enumerate() {
             let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
-            match wanted_label(&budget.selector) {
+            let wanted = wanted_label(&budget.selector);
+            namespace.values += wanted.map_or(1, |(_, values)| values.len());
+            match wanted.filter(|_| namespace.values <= MOST_VALUES) {
                 Some((key, values)) => {
                     let of_key = namespace.by_label.entry(key).or_default();
                     values.iter().for_each(|value| of_key.entry(value).or_default().push(place));
@@ -53,6 +61,9 @@ impl<'a> BudgetIndex<'a> {
     /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
     pub(in crate::scheduling) fn of(&self, pod: &PodTraits) -> Vec<usize> {
         let Some(namespace) = self.by_namespace.get(&*pod.namespace) else { return Vec::new() };
+        if namespace.values > MOST_VALUES {
+            return vec![SEVERAL; 2];
+        }
         let by_label = namespace
             .by_label
             .iter()
@@ -94,7 +105,7 @@ mod tests {
             vec![requirement("tier", "Exists", &[]), requirement("app", "In", &["b"])],
         ];
         let selectors = rules.into_iter().map(Selector::All).chain([Selector::Nothing]);
-        let budgets: Vec<DisruptionBudget> = selectors
+        let budgets: Vec<Arc<DisruptionBudget>> = selectors
             .flat_map(|selector| {
                 let of = |namespace: &str| DisruptionBudget {
                     namespace: namespace.into(),
@@ -103,7 +114,7 @@ mod tests {
                     allowed: 1,
                     unhealthy_may_go: false,
                 };
-                [of("here"), of("there")]
+                [of("here"), of("there")].map(Arc::new)
             })
             .collect();
         let coverage = BudgetIndex::new(&budgets);
@@ -120,5 +131,34 @@ mod tests {
             found.sort_unstable();
             assert_eq!(found, expected, "{pod:?}");
         }
+    }
+
+    #[test]
+    fn a_namespace_with_more_values_than_are_gone_through_protects_all_its_pods_and_no_others() {
+        let budget = |namespace: &str, name: usize| {
+            let values: Vec<String> = (0..100).map(|value| format!("{name}-{value}")).collect();
+            let selector = Selector::All(vec![Requirement::one_of("app", &values)]);
+            let namespace = namespace.to_owned();
+            let budget = DisruptionBudget {
+                namespace,
+                name: name.to_string(),
+                selector,
+                allowed: 9,
+                unhealthy_may_go: true,
+            };
+            Arc::new(budget)
+        };
+        let budgets: Vec<_> = (0..60).map(|n| budget("large", n)).chain([budget("small", 0)]).collect();
+        let index = BudgetIndex::new(&budgets);
+        let of = |namespace: &str, app: &str| {
+            let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
+            let pod = PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() };
+            index.asked(&pod, PodHealth::Unready)
+        };
+        assert_eq!(of("large", "nobody's"), [SEVERAL; 2]);
+        assert_eq!(
+            (of("small", "0-1"), of("small", "nobody's"), index.of(&PodTraits::default())),
+            (vec![], vec![], vec![])
+        );
     }
 }

@@ -12,13 +12,13 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct DisruptionBudgets {
     /// In order of namespace and name.
-    budgets: Arc<Vec<DisruptionBudget>>,
+    budgets: Arc<Vec<Arc<DisruptionBudget>>>,
     visibility: BudgetVisibility,
 }
 
 impl DisruptionBudgets {
     /// In order of namespace and name.
-    pub(super) fn all(&self) -> &[DisruptionBudget] {
+    pub(super) fn all(&self) -> &[Arc<DisruptionBudget>] {
         &self.budgets
     }
 
@@ -28,8 +28,8 @@ impl DisruptionBudgets {
 
     fn set(&mut self, budget: DisruptionBudget) {
         match self.place_of(&budget.namespace, &budget.name) {
-            Ok(place) => Arc::make_mut(&mut self.budgets)[place] = budget,
-            Err(place) => Arc::make_mut(&mut self.budgets).insert(place, budget),
+            Ok(place) => Arc::make_mut(&mut self.budgets)[place] = Arc::new(budget),
+            Err(place) => Arc::make_mut(&mut self.budgets).insert(place, Arc::new(budget)),
         }
     }
 
@@ -51,7 +51,7 @@ impl Ledger {
     }
 
     /// In order of namespace and name.
-    pub fn budgets(&self) -> &[DisruptionBudget] {
+    pub fn budgets(&self) -> &[Arc<DisruptionBudget>] {
         self.budgets.all()
     }
 
@@ -95,7 +95,7 @@ mod tests {
         ledger.set_budget(budget("a", "x", 3));
         ledger.set_budget(budget("b", "x", 0));
         let named =
-            |budget: &DisruptionBudget| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
+            |budget: &Arc<DisruptionBudget>| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
         let all: Vec<_> = ledger.budgets().iter().map(named).collect();
         assert_eq!(
             all,

@@ -232,6 +232,11 @@ impl RunningAgent {
         }
     }
 
+    /// A line of its memory in KiB.
+    pub fn memory(&self, line: &str) -> u64 {
+        crate::process::memory(&self.child, line)
+    }
+
     pub fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());

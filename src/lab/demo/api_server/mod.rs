@@ -146,7 +146,7 @@ impl ApiServer {
             config.headers.push((http::header::USER_AGENT, name));
         }
         // As Stowage's own client: a refused request is visible as refused.
-        crate::kubernetes::connect::client(config, times)
+        crate::kubernetes::connect::client(config, times, crate::kubernetes::pruning::Answers::Whole)
     }
 
     /// The same without a network: every request is a call in this process, in the order of the caller's runtime.
