@@ -212,6 +212,7 @@ impl Ledger {
         let disruption_info = observed.at(now);
         if !disruption_info.is_like(&pod_state.disruption_info) {
             self.pod_states.set_disruption_info(uid, disruption_info);
+            self.pod_states.note(uid, PodState::note_change);
             self.note_right_to_borrow(uid);
         }
         for (showing, shows) in [

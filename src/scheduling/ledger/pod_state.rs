@@ -8,6 +8,7 @@
 //!            forget                             Waiting
 //! ```
 
+use super::refused_evictions::EvictionRefusal;
 use super::start_times::PodStart;
 use super::waiting_pod::{FilterRefusal, SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey};
@@ -70,6 +71,9 @@ pub struct BoundPod {
     pub started: Moment,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<Moment>,
+    /// It was to be evicted, and stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_refusal: Option<Box<EvictionRefusal>>,
     /// Its VRAM is lent by sleeping engines: it leaves when one of them is to wake.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub borrows: bool,
@@ -108,6 +112,7 @@ impl BoundPod {
             since,
             started: since,
             leaving: None,
+            eviction_refusal: None,
             borrows: false,
             wake: WakeMarks::default(),
         }
@@ -217,6 +222,13 @@ impl PodState {
     pub(super) fn note_running_since(&mut self, started: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
             bound.started = bound.started.min(started);
+        }
+    }
+
+    /// What its eviction depends on has changed.
+    pub(super) fn note_change(&mut self) {
+        if let PodPhase::Bound(BoundPod { eviction_refusal: Some(refusal), .. }) = &mut self.phase {
+            refusal.note_change();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Ledger;
 use super::pod_state::{BoundPod, PodState};
+use super::refused_evictions::EvictionRefusal;
 use super::tenant_usage::TenantShares;
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::kube_filters::FilterSnapshot;
@@ -117,6 +118,8 @@ pub enum KeepReason {
     QueueManaged,
     #[error("it may take {} s to end after it is told to", grace.0 / 1000)]
     Grace { grace: Millis },
+    #[error("its eviction was refused, and is tried again in {} s: {why}", again.0.div_ceil(1000))]
+    EvictionRefused { why: Arc<str>, again: Millis },
     #[error("its tenant's guarantee protects it")]
     Tenant,
     #[error("PodDisruptionBudget {name} covers it and allows {} now", plural(*allowed, "disruption"))]
@@ -207,7 +210,11 @@ impl Ledger {
             (self.is_left_to_kueue(pod_state), KeepReason::QueueManaged),
             (ran < class.min_runtime, KeepReason::MinRuntime { ran, least: class.min_runtime }),
         ];
-        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
+        let refusal = || bound.eviction_refusal.as_ref().filter(|refusal| refusal.until > self.now);
+        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why).or_else(|| {
+            let EvictionRefusal { why, until, .. } = &**refusal()?;
+            Some(KeepReason::EvictionRefused { why: why.clone(), again: until.since(self.now) })
+        })
     }
 
     /// Whether Kueue alone decides about the pod.

@@ -315,7 +315,7 @@ async fn a_victim_whose_eviction_gets_no_answer_in_time_is_gone_round() {
     let unanswered = EvictionOutcome::Unknown { message: "failed calling webhook".into() };
     bench.recorder.evictions.lock().insert("on-a".into(), unanswered);
     let mut written = bench.tick().await;
-    written.extend(bench.written_within(70).await);
+    written.extend(bench.written_within(45).await);
     assert_eq!(evictions_in(&written).last(), Some(&"on-b: evict Preempted"), "{written:?}");
 }
 
@@ -361,7 +361,7 @@ async fn a_pod_deleted_for_good_by_its_owner_keeps_no_budget_and_no_group_from_i
     bench.index.apply_budget(&bench.service, &everything);
     let mut leaving = job("leaving", "n");
     leaving["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
-    let mut staying = bound("staying", "n", 4, 100);
+    let mut staying = bound("staying", "n", 4, -10);
     staying["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
     bench.show(deleted(leaving, 31_536_000));
     bench.show(staying);
@@ -381,6 +381,9 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
     let until = ledger.now() + Millis::seconds(630);
     drop(ledger);
     bench.service.cluster().apply(ExtendReservation { uid: uid("serving"), until });
+    let mut shown = waiting("serving", 50, 100);
+    shown["status"]["conditions"] = reservation_observed(&["uid-job"], 640);
+    bench.show(shown);
     bench.tick().await;
     bench.show(deleted(year(job("job", "n")), 31_536_000));
     assert_eq!(evicted(&mut bench).await, ["job"]);
