@@ -200,10 +200,10 @@ impl Ledger {
         reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// The node and the tenant of a pod that is bound and not leaving.
+    /// The node and the tenant of a pod that stays unless it is evicted.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let pod_state = self.pod_states.get(uid)?;
-        let bound = pod_state.bound().filter(|bound| bound.leaving.is_none())?;
+        let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         Some((bound.node.clone(), pod_state.demand.tenant))
     }
 }

@@ -13,7 +13,7 @@ use super::start_times::PodStart;
 use super::waiting_pod::{FilterRefusal, SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan};
+use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan, PodDeletion};
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -232,11 +232,13 @@ impl PodState {
         }
     }
 
-    /// The pod is being deleted; its grace ends by then.
-    pub(super) fn note_leaving(&mut self, by: Moment) {
+    /// The pod is being deleted.
+    pub(super) fn note_leaving(&mut self, deletion: PodDeletion, now: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
-            // A deletion is never taken back, and its grace only grows shorter.
-            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
+            let by = deletion.by(now);
+            // A deletion is never taken back, and its grace only grows shorter. The API server counts a shorter one from the first
+            // request on, but the kubelet gives it from now on.
+            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by.max(now + deletion.grace))));
         }
     }
 
