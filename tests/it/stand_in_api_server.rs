@@ -181,6 +181,11 @@ async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
     assert!(stored["metadata"]["deletionTimestamp"].is_string());
     assert_eq!(stored["metadata"]["deletionGracePeriodSeconds"], 30);
     assert_eq!(stored["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
+    for (asked, given) in [(json!(40), 30), (Value::Null, 30), (json!(20), 20), (json!(25), 20)] {
+        let shorter = json!({"deleteOptions": {"gracePeriodSeconds": asked}});
+        send(&client, "POST", path, shorter).await.unwrap();
+        assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], given);
+    }
 }
 
 #[tokio::test]

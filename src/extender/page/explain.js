@@ -28,7 +28,7 @@ function node(of) {
     of.readyInMillis !== null && of.readyInMillis !== undefined ? el("p", { class: "dim" }, `Answers ${time(of.readyInMillis)} after binding.`) : null,
     el("ul", { class: "obstacles" }, of.gpus.map((gpu) => el("li", { class: gpu.chosen ? "chosen" : "" },
       el("span", {}, `GPU ${gpu.index}${gpu.gone ? ` (${gpu.uuid}, not reported)` : ""}: ${bytes(gpu.freeBytes)} free of ${bytes(gpu.allocatableBytes)}`, gpu.kvCachePercent ? `, KV cache ${gpu.kvCachePercent} %` : "", gpu.chosen ? (of.isOwn ? " – its GPU" : " – would get it") : ""),
-      gpu.obstacles.length ? el("span", { class: "dim" }, gpu.obstacles.map((one) => one.text).join("; ")) : null))));
+      gpu.obstacles.length ? el("span", { class: "dim" }, [...gpu.obstacles.map((one) => one.text), ...gpu.occupants.filter((one) => one.keepReason).map((one) => `${podName(one.pod)} is kept: ${one.keepReason}`)].join("; ")) : null))));
 }
 
 export function explanation(of) {

@@ -9,7 +9,6 @@ use crate::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue, PodEvent,
     PodEventReason, StatusChange,
 };
-use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::DeleteParams;
@@ -82,17 +81,18 @@ impl ApiControlPlane {
         if waits || self.open().is_err() || !is_due() { Err(refused) } else { self.delete(key, uid).await }
     }
 
-    /// The grace period that a victim gets whose own is longer than others wait for, in seconds.
-    fn shortened_grace(&self, uid: &PodUid) -> Option<u32> {
+    /// The grace period that a victim gets, in seconds; its own, if the ledger does not know it. To a pod that is being deleted
+    /// already the API server gives it if it is shorter than what is left of the pod's own, and asks no disruption budget.
+    fn grace(&self, uid: &PodUid) -> Option<u32> {
         let cluster = self.service.cluster();
-        let is_long = cluster.pod_state(uid).is_some_and(|pod_state| pod_state.demand.grace >= LONGEST_GRACE);
-        is_long.then_some((LONGEST_GRACE.0 / 1000) as u32)
+        let grace = cluster.eviction_grace(cluster.pod_state(uid)?);
+        Some((grace.0 / 1000) as u32)
     }
 
     async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
         let mut params = DeleteParams::default().preconditions(preconditions);
-        params.grace_period_seconds = self.shortened_grace(uid);
+        params.grace_period_seconds = self.grace(uid);
         let pods = self.pods(key);
         within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
     }
@@ -107,7 +107,7 @@ impl ApiControlPlane {
             },
             delete_options: Some(DeleteOptions {
                 preconditions: Some(preconditions),
-                grace_period_seconds: self.shortened_grace(uid).map(i64::from),
+                grace_period_seconds: self.grace(uid).map(i64::from),
                 ..DeleteOptions::default()
             }),
         };

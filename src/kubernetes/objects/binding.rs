@@ -42,6 +42,13 @@ pub fn binding(
     }
 }
 
+/// Bytes of the annotations that a Binding adds at most: keys and short values, the GPUs by their UUIDs and twice and in each
+/// container by their CDI names, the UIDs of lenders, and for each container two keys with their values.
+pub fn most_added(demand: &Demand) -> usize {
+    let (gpus, containers) = (demand.gpus as usize, demand.containers.len());
+    2048 + gpus * 96 * (containers + 3) + containers * 512
+}
+
 fn annotations(
     demand: &Demand,
     placement: &Placement,
@@ -111,8 +118,38 @@ fn join(devices: &[GpuUuid]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::demand_of;
+    use crate::scheduling::testkit::{demand_of, gpu, node, uid};
     use crate::units::Bytes;
+
+    #[test]
+    fn no_binding_adds_more_than_it_is_allowed_for() {
+        let longest = "c".repeat(53);
+        for (gpus, containers, kind) in [
+            (1_u32, 1, Some(IN_MEMORY_CDI_KIND)),
+            (8, 3, Some("management.nvidia.com/gpu")),
+            (64, 20, Some("nvidia.com/gpu")),
+            (64, 1, None),
+        ] {
+            let containers = (0..containers).map(|n| AskingContainer {
+                name: format!("{}{n:02}", &longest[2..]).into(),
+                vram: Bytes::gib(1),
+            });
+            let containers = containers.collect();
+            let demand = Demand { containers, ..demand_of(1 << 40, gpus, Sharing::Shared, 0) };
+            let uuid = |n: u32| gpu(&format!("MIG-{:08}-0000-0000-0000-000000000000", n));
+            let lender = |n: u32| uid(&format!("{n:08}-0000-0000-0000-000000000000"));
+            let placement = Placement {
+                devices: (0..gpus).map(uuid).collect(),
+                granted: demand.vram(),
+                borrowed_from: (0..gpus).map(lender).collect(),
+                ..Placement::by_plugin(node(&"n".repeat(253)))
+            };
+            let epoch = LeaderEpoch::new(lender(0).as_str(), i32::MAX, &"f".repeat(32));
+            let added = annotations(&demand, &placement, kind, &epoch);
+            let added: usize = added.iter().map(|(key, value)| key.len() + value.len()).sum();
+            assert!(added <= most_added(&demand), "{added} of {}", most_added(&demand));
+        }
+    }
 
     #[test]
     fn a_container_with_a_long_name_gets_no_invalid_annotation() {

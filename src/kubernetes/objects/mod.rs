@@ -40,8 +40,8 @@ use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, 
 use crate::scheduling::policy::{Mode, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{
-    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_GPUS, PluginAmount, PodRequest, RequestError,
-    Sharing,
+    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_ANNOTATIONS, MAX_GPUS, PluginAmount,
+    PodRequest, RequestError, Sharing,
 };
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::node::NodeIdentity;
@@ -124,7 +124,19 @@ pub fn classified_demand(
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     let wish = kube_filters::gpu_wish(pod).map(Arc::new);
+    check_annotations(pod, &demand)?;
     Ok(Demand { models: gpu_models::gpu_models(pod), wish, images, engine, ..demand })
+}
+
+/// Whether a pod without a node can take the annotations of its Binding. Those of one that has a node may have them already.
+fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
+    let annotations = pod.metadata.annotations.iter().flatten().filter(|_| has_no_node(pod));
+    let bytes: usize = annotations.map(|(key, value)| key.len() + value.len()).sum();
+    let added = binding::most_added(demand);
+    if bytes == 0 || demand.asks_plugin() || bytes + added <= MAX_ANNOTATIONS {
+        return Ok(());
+    }
+    Err(RequestError::Annotations { bytes, added })
 }
 
 /// The demand of a pod whose devices kube-scheduler allocates by its claims.

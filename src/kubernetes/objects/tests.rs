@@ -188,3 +188,31 @@ fn the_model_of_kserves_pods_is_the_one_that_is_downloaded() {
     );
     assert_eq!(named(json!({ "stowage.dev/model": "/mnt/models" })), None, "any model may be there");
 }
+
+#[test]
+fn a_pod_whose_annotations_leave_no_place_for_the_bindings_is_refused_with_the_figure() {
+    let asks = json!({ "containers": [container(json!({ "stowage.dev/vram": "10Gi" }))] });
+    let read = |annotations: Value, spec: &Value| demand(&pod(annotations, spec.clone()), &Policy::default());
+    let full = |bytes: usize| json!({ "a/a": "x".repeat(bytes - 3) });
+    let many = |count: usize| -> Value {
+        (0..count)
+            .map(|n| (format!("a/{n:06}"), json!("x".repeat(92))))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    };
+    let wide = json!({ "a/a": "ä".repeat(128 << 10) });
+    for (annotations, bytes) in [(full(262_144), 262_144), (many(2620), 262_000), (wide, 262_147)] {
+        let error = read(annotations.clone(), &asks).unwrap_err();
+        assert_eq!(error.code(), "annotations");
+        assert!(error.to_string().contains(&bytes.to_string()), "{error}");
+        let mut bound = asks.clone();
+        bound["nodeName"] = json!("a");
+        assert!(read(annotations, &bound).is_ok(), "what it has now may be Stowage's own");
+    }
+    for annotations in [full(250_000), many(2500), json!({})] {
+        assert!(read(annotations, &asks).is_ok());
+    }
+    let eight = json!({ "stowage.dev/gpus": "8", "a/a": "x".repeat(258_000) });
+    assert!(read(full(258_000), &asks).is_ok());
+    assert!(read(eight, &asks).is_err(), "its Binding names more GPUs");
+}

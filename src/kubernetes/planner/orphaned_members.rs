@@ -11,7 +11,7 @@ use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::kubernetes::retry::RetryState;
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
+use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
@@ -114,7 +114,7 @@ impl Planner {
 /// Whether the pod is bound, its group is incomplete, and the policy keeps no part of one.
 pub(super) fn is_orphaned(ledger: &Ledger, uid: &PodUid) -> bool {
     let Some(pod_state) = ledger.pod_state(uid) else { return false };
-    let is_there = matches!(&pod_state.phase, PodPhase::Bound(bound) if bound.leaving.is_none());
+    let is_there = ledger.stays(pod_state);
     let group = pod_state.disruption_info.placed_with();
     is_there
         && !pod_state.disruption_info.is_static()

@@ -1,14 +1,14 @@
 //! Applies the results of the planner's writes to its state.
 
 use super::Planner;
-use super::reservation_progress::{PAUSES, ReservationProgress, SHOWS_WITHIN};
+use super::reservation_progress::{FailedBy, PAUSES, ReservationProgress, SHOWS_WITHIN};
 use super::write::{EvictionTask, PlannerWrite, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
 use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::verbs::observe::PodReleased;
-use crate::scheduling::verbs::wait::PodEvicted;
+use crate::scheduling::verbs::wait::{EvictionRefused, PodEvicted};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
@@ -152,7 +152,8 @@ impl Planner {
             Err(ControlPlaneError::Unknown(_)) if is_shown => progress.is_written = true,
             Err(error) => {
                 warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
-                self.give_up(uid, |_| "the API server did not accept it".into(), now);
+                let why = |_: &PodKey| "the API server did not accept it".into();
+                self.give_up(uid, why, FailedBy::Preemptor, now);
             }
         }
     }
@@ -165,8 +166,13 @@ impl Planner {
         outcome: EvictionOutcome,
         now: Moment,
     ) {
-        if outcome == EvictionOutcome::Evicted {
-            self.service.cluster().apply(PodEvicted(victim.clone()));
+        match &outcome {
+            EvictionOutcome::Evicted => self.service.cluster().apply(PodEvicted(victim.clone())),
+            EvictionOutcome::Refused { message } => self.note_refused(victim, message),
+            EvictionOutcome::Gone
+            | EvictionOutcome::TryLater { .. }
+            | EvictionOutcome::CalledOff
+            | EvictionOutcome::Unknown { .. } => {}
         }
         match task {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
@@ -178,7 +184,8 @@ impl Planner {
                 // The preemptor may have another reservation by now, which evicts nobody or other pods.
                 let Some(progress) = progress.filter(|progress| progress.has_victim(victim)) else { return };
                 if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
-                    self.give_up(preemptor, |reader| eviction_refused(reader, key, &message), now);
+                    let why = |reader: &PodKey| eviction_refused(reader, key, &message);
+                    self.give_up(preemptor, why, FailedBy::Victim, now);
                 }
             }
         }
@@ -205,12 +212,23 @@ impl Planner {
     }
 
     /// Releases the pod's reservation, if it still has the one whose progress is known; `because` is what its owner is told.
-    fn give_up(&mut self, uid: &PodUid, because: impl FnOnce(&PodKey) -> String, now: Moment) {
+    fn give_up(
+        &mut self,
+        uid: &PodUid,
+        because: impl FnOnce(&PodKey) -> String,
+        failed_by: FailedBy,
+        now: Moment,
+    ) {
         // A statement of its own, so that the ledger is not locked any more.
         let Some(reservation_status) = self.service.cluster().reservation_of(uid) else { return };
         if self.progress_toward(uid, &reservation_status.reservation).is_some() {
-            self.call_off(&reservation_status, &because(&reservation_status.key), now);
+            self.call_off(&reservation_status, &because(&reservation_status.key), failed_by, now);
         }
+    }
+
+    /// The pod cannot be evicted for now, whoever would have its GPUs.
+    pub(super) fn note_refused(&self, victim: &PodUid, why: &str) {
+        self.service.cluster().apply(EvictionRefused::new(victim.clone(), why));
     }
 }
 

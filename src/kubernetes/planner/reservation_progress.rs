@@ -28,6 +28,14 @@ const TIME_TO_BIND: Millis = Millis::seconds(15);
 /// If kube-scheduler clears a nomination this often, it does not want the pod on that node.
 const NOMINATIONS: u32 = 3;
 
+/// What a reservation came to nothing by: before others are evicted for the pod again it waits, unless only the victims were the
+/// wrong ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailedBy {
+    Preemptor,
+    Victim,
+}
+
 /// Progress of a reservation beyond what the ledger has. All of it may be lost.
 #[derive(Debug)]
 pub struct ReservationProgress {
@@ -197,7 +205,8 @@ impl Planner {
         {
             let text =
                 format!("{} may no longer be evicted for it", stays.key.named_to(&reservation_status.key));
-            return self.call_off(reservation_status, &text, now);
+            self.note_refused(&stays.uid, "it came under protection when it was to leave");
+            return self.call_off(reservation_status, &text, FailedBy::Victim, now);
         }
         if let Some(late) = reservation_status
             .remaining
@@ -206,7 +215,8 @@ impl Planner {
         {
             let text =
                 format!("{} would not have terminated in time", late.key.named_to(&reservation_status.key));
-            return self.call_off(reservation_status, &text, now);
+            self.note_refused(&late.uid, "it did not begin to leave in time");
+            return self.call_off(reservation_status, &text, FailedBy::Victim, now);
         }
         let due: Vec<&RemainingVictim> = reservation_status
             .remaining
@@ -226,7 +236,7 @@ impl Planner {
             (!due.is_empty()).then(|| self.refusal(reservation_status, kube_filters)).flatten()
         {
             let text = format!("the node would refuse the pod by now: {reason}");
-            return self.call_off(reservation_status, &text, now);
+            return self.call_off(reservation_status, &text, FailedBy::Preemptor, now);
         }
         if let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) {
             due.iter().for_each(|victim| progress.attempt(&victim.uid).begin());
@@ -316,13 +326,19 @@ impl Planner {
     }
 
     /// Releases the reservation before its deadline. No further victim is evicted for it.
-    pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str, now: Moment) {
+    pub(super) fn call_off(
+        &mut self,
+        reservation_status: &ReservationStatus,
+        because: &str,
+        failed_by: FailedBy,
+        now: Moment,
+    ) {
         let mut ledger = self.service.cluster();
         let present = ledger.pod_state(&reservation_status.uid).and_then(PodState::reservation);
         if !present.is_some_and(|present| present.is_same(&reservation_status.reservation)) {
             return;
         }
-        if !reservation_status.reservation.victims.is_empty() {
+        if failed_by == FailedBy::Preemptor && !reservation_status.reservation.victims.is_empty() {
             ledger.apply(EvictionFailed(reservation_status.uid.clone()));
         }
         ledger.apply(ReleaseReservation(reservation_status.uid.clone()));

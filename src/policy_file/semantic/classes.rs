@@ -9,6 +9,8 @@ use crate::policy_file::source::Span;
 use crate::policy_file::tree::YamlNode;
 use crate::scheduling::policy::SleepingRule;
 use crate::scheduling::vocabulary::classification::MAX_CLASSES;
+use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
+use crate::units::Millis;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");
@@ -20,6 +22,7 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
         conditions(one, entry, found);
         gate(policy, one, entry, found);
+        grace(one, entry, found);
         neighbors(policy, one, entry, found);
         pools(policy, one, entry, found);
         sleepers(one, entry, found);
@@ -138,6 +141,19 @@ fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec
         None => diagnostic.label(format!("`max` is not said, so it is {most}")),
     };
     found.push(diagnostic.help("make `min` shorter than `max`"));
+}
+
+/// With less than a second the API server would delete a victim at once, and no reservation lasts longer than an hour for one.
+fn grace(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    let longest = one.class.max_grace_period;
+    if (Millis::seconds(1)..=LONGEST_GRACE).contains(&longest) {
+        return;
+    }
+    let message = format!("pods cannot be evicted with a grace period of at most {}", duration_text(longest));
+    found.push(
+        Diagnostic::error("grace-out-of-range", span(entry, &["maxGracePeriod"]), message)
+            .help("write a time from 1s to 1h; to keep pods, say so of their class: `preemptible: false`"),
+    );
 }
 
 fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {

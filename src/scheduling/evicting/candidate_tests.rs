@@ -149,16 +149,23 @@ fn on_each_node_a_group_costs_what_its_members_elsewhere_do() {
 }
 
 #[test]
-fn no_pod_waits_for_one_that_takes_hours_to_leave() {
-    let mut bench = CandidateFixture::new(Policy::default());
-    bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() });
-    bench.bound("other", "a", observed());
-    let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(365 * 24 * 3600) };
-    bench.bound("bait", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
-    bench.bound("stays", "b", observed());
-    assert_eq!(bench.group_victims(), three("cheap", "", ""));
-    let set = VictimSet { node: node("b"), ..bench.ask(BudgetRules::Keep).unwrap() };
-    assert_eq!(bench.reserve(&set, vec![uid("bait")]), Err(AssumeConflict::VictimProtected));
+fn no_pod_waits_for_one_that_takes_hours_to_leave_but_it_is_evicted_unless_its_time_is_over() {
+    let year = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(365 * 24 * 3600) };
+    let stuck = PodDeletion { asked_ago: HOUR, grace: Millis::seconds(30) };
+    for (leaving, kept, reserved) in
+        [(year, None, Ok(())), (stuck, Some(KeepReason::Deleting), Err(AssumeConflict::VictimProtected))]
+    {
+        let mut bench = CandidateFixture::new(Policy::default());
+        let saved = ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() };
+        bench.bound("cheap", "a", saved);
+        bench.bound("other", "a", observed());
+        bench.bound("bait", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
+        bench.bound("stays", "b", observed());
+        assert_eq!(bench.group_victims(), three("cheap", "", ""));
+        assert_eq!(bench.why("bait"), kept);
+        let set = VictimSet { node: node("b"), ..bench.ask(BudgetRules::Keep).unwrap() };
+        assert_eq!(bench.reserve(&set, vec![uid("bait")]), reserved);
+    }
 }
 
 #[test]

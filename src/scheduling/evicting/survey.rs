@@ -256,9 +256,10 @@ impl<'l> CandidateSurvey<'l> {
         candidate.potential_victims.push(PotentialVictim { budgets, gang, ..resident });
     }
 
-    /// The budgets that may keep the pod: none where its class ignores them.
+    /// The budgets that may keep the pod: none where its class ignores them, or once it is being deleted.
     fn budgets_over(&self, pod_state: &PodState) -> Vec<usize> {
-        match self.ledger.policy().class(pod_state.demand.class).honors_budgets() {
+        let honors = self.ledger.policy().class(pod_state.demand.class).honors_budgets();
+        match honors && self.ledger.departure_of(pod_state).is_none() {
             true => self.coverage.asked(&pod_state.demand.traits, pod_state.disruption_info.health),
             false => Vec::new(),
         }
@@ -318,10 +319,11 @@ impl<'l> CandidateSurvey<'l> {
         }
     }
 
-    /// The group of a pod that is not alone in it.
+    /// The group of a pod that is not alone in it. One that is being deleted leaves the others behind anyway.
     fn group_of(&self, pod_state: &'l PodState) -> Option<&'l GroupKey> {
         let key = pod_state.disruption_info.group.as_ref()?;
-        (self.ledger.members_of(key).nth(1).is_some()).then_some(key)
+        let has_others = self.ledger.members_of(key).nth(1).is_some();
+        (has_others && self.ledger.departure_of(pod_state).is_none()).then_some(key)
     }
 
     fn group_victims(&mut self, key: &'l GroupKey) -> &Result<GroupVictims<'l>, KeepReason> {

@@ -249,7 +249,16 @@ impl<'a> GpuOccupants<'a> {
 
     /// Why one of these pods may not be evicted for the pod, as text.
     pub fn keep_reason(self, gpu_occupant: &Occupant) -> Option<String> {
-        Some(self.keep_reason?.get(&gpu_occupant.uid)?.to_string())
+        match self.keep_reason?.get(&gpu_occupant.uid)? {
+            // The API server's message may name more than that pod.
+            KeepReason::EvictionRefused { again, .. }
+                if gpu_occupant.key.namespace != self.facts.entry.key.namespace =>
+            {
+                let why = "Stowage's log says why".into();
+                Some(KeepReason::EvictionRefused { why, again: *again }.to_string())
+            }
+            keep_reason => Some(keep_reason.to_string()),
+        }
     }
 
     /// The names to the reader of the pods that `is_meant` selects, without the pod itself.

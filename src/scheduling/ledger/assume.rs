@@ -80,7 +80,12 @@ impl Ledger {
             } else if is_over(pod_state.soft_reservation().map(|soft_reservation| soft_reservation.expires)) {
                 self.set_soft_reservation(&uid, None);
             } else if is_over(pod_state.reservation().map(|reservation| reservation.deadline)) {
-                if pod_state.reservation().is_some_and(|reservation| !reservation.victims.is_empty()) {
+                // Victims that were told to leave and have not are at fault themselves, and are not chosen again.
+                let is_leaving =
+                    |victim: &PodUid| self.pod_states.get(victim).is_some_and(PodState::is_leaving);
+                let victims =
+                    pod_state.reservation().map(|reservation| &*reservation.victims).unwrap_or_default();
+                if !victims.is_empty() && !victims.iter().any(is_leaving) {
                     self.note_failed_eviction(&uid);
                 }
                 self.release_reservation(&uid);

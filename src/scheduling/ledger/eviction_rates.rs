@@ -81,10 +81,9 @@ impl RecentEvictions {
         }
     }
 
-    /// Takes back an eviction that was ordered at `now`.
-    fn take_back(&mut self, now: Moment, node: &NodeName, tenant: Option<TenantId>) {
-        let is_it =
-            |(when, on, of): &(Moment, NodeName, Option<TenantId>)| (*when, on, *of) == (now, node, tenant);
+    /// Takes back the latest eviction that was ordered there of that tenant's.
+    fn take_back(&mut self, node: &NodeName, tenant: Option<TenantId>) {
+        let is_it = |(_, on, of): &(Moment, NodeName, Option<TenantId>)| (on, *of) == (node, tenant);
         if let Some(found) = self.recently.iter().rposition(is_it) {
             self.recently.remove(found);
             self.counts.remove(node, tenant);
@@ -167,7 +166,7 @@ impl Ledger {
     pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
         for uid in victims {
             if let Some((node, tenant)) = self.stays_on_node(uid) {
-                self.evictions.take_back(self.now, &node, tenant);
+                self.evictions.take_back(&node, tenant);
             }
         }
     }
@@ -201,10 +200,10 @@ impl Ledger {
         reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// The node and the tenant of a pod that is bound and not leaving.
+    /// The node and the tenant of a pod that stays unless it is evicted.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let pod_state = self.pod_states.get(uid)?;
-        let bound = pod_state.bound().filter(|bound| bound.leaving.is_none())?;
+        let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         Some((bound.node.clone(), pod_state.demand.tenant))
     }
 }

@@ -59,6 +59,7 @@ mod potential_victim;
 mod preemptor;
 mod publication;
 mod query;
+mod refused_evictions;
 mod reservation_status;
 mod reservations;
 mod resource_slices;

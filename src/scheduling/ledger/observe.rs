@@ -212,6 +212,7 @@ impl Ledger {
         let disruption_info = observed.at(now);
         if !disruption_info.is_like(&pod_state.disruption_info) {
             self.pod_states.set_disruption_info(uid, disruption_info);
+            self.pod_states.note(uid, PodState::note_change);
             self.note_right_to_borrow(uid);
         }
         for (showing, shows) in [
@@ -224,7 +225,7 @@ impl Ledger {
             }
         }
         if let Some(leaving) = observed.leaving {
-            self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving.by(now)));
+            self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving, now));
         }
         self.note_disruption_info(uid);
         if self.pod_states.get(uid).is_some_and(|pod_state| pod_state.is_news_of_loan(&observed.loan)) {

@@ -225,7 +225,7 @@ impl Ledger {
     /// group is: a group is never evicted in part, and its other pods keep to their grants.
     fn evicted_for_overuse_after(&self, uid: &PodUid) -> Option<Millis> {
         let pod_state = self.pod_states.get(uid)?;
-        let bound = pod_state.bound().filter(|bound| bound.leaving.is_none())?;
+        let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         let class = self.policy.class(pod_state.demand.class);
         let (rule, after) = self.policy.overuse_of(class);
         let is_kept = rule == OveruseRule::Report

@@ -8,11 +8,12 @@
 //!            forget                             Waiting
 //! ```
 
+use super::refused_evictions::EvictionRefusal;
 use super::start_times::PodStart;
 use super::waiting_pod::{FilterRefusal, SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan};
+use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan, PodDeletion};
 use crate::scheduling::vocabulary::is_default;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::Moment;
@@ -71,6 +72,9 @@ pub struct BoundPod {
     pub started: Moment,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<Moment>,
+    /// It was to be evicted, and stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_refusal: Option<Box<EvictionRefusal>>,
     /// Its VRAM is lent by sleeping engines: it leaves when one of them is to wake.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub borrows: bool,
@@ -105,6 +109,7 @@ impl BoundPod {
             since,
             started: since,
             leaving: None,
+            eviction_refusal: None,
             borrows: false,
             wake: WakeMarks::default(),
         }
@@ -217,11 +222,20 @@ impl PodState {
         }
     }
 
-    /// The pod is being deleted; its grace ends by then.
-    pub(super) fn note_leaving(&mut self, by: Moment) {
+    /// What its eviction depends on has changed.
+    pub(super) fn note_change(&mut self) {
+        if let PodPhase::Bound(BoundPod { eviction_refusal: Some(refusal), .. }) = &mut self.phase {
+            refusal.note_change();
+        }
+    }
+
+    /// The pod is being deleted.
+    pub(super) fn note_leaving(&mut self, deletion: PodDeletion, now: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
-            // A deletion is never taken back, and its grace only grows shorter.
-            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
+            let by = deletion.by(now);
+            // A deletion is never taken back, and its grace only grows shorter. The API server counts a shorter one from the first
+            // request on, but the kubelet gives it from now on.
+            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by.max(now + deletion.grace))));
         }
     }
 

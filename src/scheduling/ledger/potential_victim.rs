@@ -158,9 +158,14 @@ impl Ledger {
         })
     }
 
+    /// The grace period with which the pod is evicted.
+    pub fn eviction_grace(&self, pod_state: &PodState) -> Millis {
+        self.policy.class(pod_state.demand.class).grace_period(pod_state.demand.grace)
+    }
+
     /// How long a pod that is asked to leave may take.
     pub(in crate::scheduling) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
-        pod_state.demand.grace + self.policy.class(pod_state.demand.class).drain_time
+        self.eviction_grace(pod_state) + self.policy.class(pod_state.demand.class).drain_time
     }
 }
 

@@ -1,7 +1,8 @@
 //! A pod that preempts: what is the same for it on every node, worked out once, and which pods may be evicted for it.
 
 use super::Ledger;
-use super::pod_state::{BoundPod, PodState};
+use super::pod_state::PodState;
+use super::refused_evictions::EvictionRefusal;
 use super::tenant_usage::TenantShares;
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::kube_filters::FilterSnapshot;
@@ -9,13 +10,16 @@ use crate::scheduling::kube_filters::volumes::VolumeIndex;
 use crate::scheduling::ledger::TenantQuota;
 use crate::scheduling::policy::{KueueRule, Preemptibility};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{Demand, LONGEST_WAIT};
+use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::{GroupKey, Replacement};
 use crate::scheduling::vocabulary::model_tier::NodeModel;
 use crate::units::{Millis, plural};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// The end of a grace period is told by the API server's clock, to the second.
+pub(super) const CLOCKS_DIFFER: Millis = Millis::seconds(5);
 
 /// Of each model, what is nearest to a GPU on any node.
 pub type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
@@ -117,6 +121,8 @@ pub enum KeepReason {
     QueueManaged,
     #[error("it may take {} s to end after it is told to", grace.0 / 1000)]
     Grace { grace: Millis },
+    #[error("its eviction was refused, and is tried again in {} s: {why}", again.0.div_ceil(1000))]
+    EvictionRefused { why: Arc<str>, again: Millis },
     #[error("its tenant's guarantee protects it")]
     Tenant,
     #[error("PodDisruptionBudget {name} covers it and allows {} now", plural(*allowed, "disruption"))]
@@ -132,7 +138,10 @@ pub enum KeepReason {
 pub(in crate::scheduling) enum Departure {
     /// Its VRAM becomes free; that may take so long.
     Soon(Millis),
-    /// Its grace period is long over, and something keeps it, or is longer than a pod is waited for.
+    /// It has been given longer than its class allows. It is a victim like one that stays: an eviction makes the time shorter. The
+    /// Eviction API asks no disruption budget about a pod that is being deleted.
+    Late,
+    /// Its grace period is long over, and something keeps it.
     Stuck,
 }
 
@@ -196,7 +205,7 @@ impl Ledger {
         let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
         let reasons = [
-            (bound.leaving.is_some(), KeepReason::Deleting),
+            (!self.stays(pod_state), KeepReason::Deleting),
             (pod_state.disruption_info.is_static(), KeepReason::Static),
             (class.eviction == Preemptibility::Never, KeepReason::Class),
             (pod_state.demand.priority >= preemptor.priority, KeepReason::Priority),
@@ -207,7 +216,11 @@ impl Ledger {
             (self.is_left_to_kueue(pod_state), KeepReason::QueueManaged),
             (ran < class.min_runtime, KeepReason::MinRuntime { ran, least: class.min_runtime }),
         ];
-        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
+        let refusal = || bound.eviction_refusal.as_ref().filter(|refusal| refusal.until > self.now);
+        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why).or_else(|| {
+            let EvictionRefusal { why, until, .. } = &**refusal()?;
+            Some(KeepReason::EvictionRefused { why: why.clone(), again: until.since(self.now) })
+        })
     }
 
     /// Whether Kueue alone decides about the pod.
@@ -215,16 +228,22 @@ impl Ledger {
         pod_state.disruption_info.queue_managed && self.policy.preemption.kueue == KueueRule::HandsOff
     }
 
-    fn departure(&self, bound: &BoundPod) -> Option<Departure> {
-        let by = bound.leaving?;
-        let latest = by + self.policy.preemption.reservation_slack;
-        let is_soon = self.now <= latest && by <= self.now + LONGEST_WAIT;
-        Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
-    }
-
     /// How a pod that is being deleted leaves, if it is one.
     pub(in crate::scheduling) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
-        self.departure(pod_state.bound()?)
+        let by = pod_state.bound()?.leaving?;
+        let longest = self.policy.class(pod_state.demand.class).max_grace_period;
+        Some(if by > self.now + longest + CLOCKS_DIFFER {
+            Departure::Late
+        } else if self.now <= by + self.policy.preemption.reservation_slack {
+            Departure::Soon(by.since(self.now))
+        } else {
+            Departure::Stuck
+        })
+    }
+
+    /// Whether the pod has its GPUs until it is evicted: it is bound, and not being deleted, or with more time than its class allows.
+    pub fn stays(&self, pod_state: &PodState) -> bool {
+        pod_state.bound().is_some() && matches!(self.departure_of(pod_state), None | Some(Departure::Late))
     }
 
     /// Whether the pod is being deleted, and is waited for.

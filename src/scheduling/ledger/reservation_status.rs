@@ -3,7 +3,7 @@
 
 use super::Ledger;
 use super::pod_state::PodState;
-use super::preemptor::KeepReason;
+use super::preemptor::{CLOCKS_DIFFER, KeepReason};
 use super::waiting_pod::{SchedulingGate, WaitingPod};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
@@ -40,7 +40,7 @@ pub struct ReservationStatus {
 pub struct RemainingVictim {
     pub uid: PodUid,
     pub key: PodKey,
-    /// It is being deleted.
+    /// It is being deleted, and gone before the reservation ends.
     pub is_leaving: bool,
     /// It is on another node, and is evicted because other pods of its group are.
     pub with_group: Option<GroupKey>,
@@ -160,8 +160,8 @@ impl Ledger {
         Some(RemainingVictim {
             uid: uid.clone(),
             key: victim.key.clone(),
-            is_leaving: bound.leaving.is_some(),
-            takes: victim.demand.grace + self.policy.class(victim.demand.class).drain_time,
+            is_leaving: bound.leaving.is_some_and(|by| by <= reservation.deadline + CLOCKS_DIFFER),
+            takes: self.time_to_leave(victim),
             with_group: victim.disruption_info.group.clone().filter(|_| bound.node != reservation.node),
             is_protected: !matches!(
                 self.own_keep_reason(victim, &preemptor.demand),

@@ -116,7 +116,8 @@ impl Ledger {
                 }
                 Some(KeepReason::Deleting) if is_soon || preemptor.adopts() => {}
                 None if (demand.may_preempt || preemptor.moves())
-                    && !self.would_break(there, &reservation.victims) => {}
+                    && (self.departure_of(there).is_some()
+                        || !self.would_break(there, &reservation.victims)) => {}
                 _ => return Err(AssumeConflict::VictimProtected),
             }
             let is_here = there.node() == Some(&reservation.node);

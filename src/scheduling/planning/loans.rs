@@ -45,7 +45,16 @@ pub fn is_vram_owed(ledger: &Ledger, borrower: &PodUid) -> bool {
     let is_one = |(.., borrowers): &(usize, Bytes, Vec<&ResidentPod>)| {
         borrowers.iter().any(|resident| resident.uid == *borrower)
     };
-    node_state.is_some_and(|node_state| node_state.overdrawn().iter().any(is_one))
+    node_state.is_some_and(|node_state| overdrawn(ledger, node_state).iter().any(is_one))
+}
+
+fn overdrawn<'l>(ledger: &Ledger, node_state: &'l NodeState) -> Vec<(usize, Bytes, Vec<&'l ResidentPod>)> {
+    // A Binding that is on its way is no departure.
+    let stays = |resident: &ResidentPod| {
+        !resident.is_leaving
+            || ledger.pod_state(&resident.uid).is_some_and(|pod_state| ledger.stays(pod_state))
+    };
+    node_state.overdrawn(stays)
 }
 
 fn evict_on(
@@ -57,7 +66,7 @@ fn evict_on(
     evictions: &mut Vec<LoanEviction>,
 ) {
     let mut chosen: BTreeSet<&PodUid> = BTreeSet::new();
-    for (place, beyond, borrowers) in node_state.overdrawn() {
+    for (place, beyond, borrowers) in overdrawn(ledger, node_state) {
         let is_going =
             |borrower: &&ResidentPod| leaving.contains(&borrower.uid) || chosen.contains(&borrower.uid);
         let going: Bytes = borrowers.iter().copied().filter(is_going).map(|borrower| borrower.per_gpu).sum();

@@ -53,6 +53,10 @@ pub struct Class {
     /// How long a pod runs before it may be evicted.
     #[serde(with = "setting::Duration", default)]
     pub min_runtime: Millis,
+    /// The longest grace period with which one of its pods is evicted, from 1s to 1h: others wait for its GPUs, and the pod's own may
+    /// be a year. It also bounds how long a pod that is being deleted is waited for: one that has been given longer is evicted.
+    #[serde(with = "setting::Duration", default = "ten_minutes")]
+    pub max_grace_period: Millis,
     /// How long its pods need to finish beyond their grace period.
     #[serde(with = "setting::Duration", default)]
     pub drain_time: Millis,
@@ -279,6 +283,7 @@ impl Class {
             shares_with: None,
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),
+            max_grace_period: ten_minutes(),
             drain_time: Millis::default(),
             do_not_disrupt: Protection::default(),
             disruption_budgets: Protection::default(),
@@ -305,10 +310,21 @@ impl Class {
         self.pools.as_ref().is_none_or(|names| pool.is_some_and(|pool| names.iter().any(|name| name == pool)))
     }
 
+    /// With which grace period a pod of it is evicted that has this one of its own. Never with none: the API server would delete
+    /// the object at once, and its containers might go on.
+    pub fn grace_period(&self, own: Millis) -> Millis {
+        own.min(self.max_grace_period).max(Millis::seconds(1))
+    }
+
     /// Whether it is willing to share a GPU with a class of that name.
     pub fn shares_with(&self, other: &str) -> bool {
         self.shares_with.as_ref().is_none_or(|names| names.iter().any(|name| name == other))
     }
+}
+
+/// As long as the cluster autoscaler waits for a pod.
+fn ten_minutes() -> Millis {
+    Millis::seconds(600)
 }
 
 impl Default for StartGate {

@@ -95,6 +95,21 @@ pub struct EvictionsOrdered(pub Vec<PodUid>);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodEvicted(pub PodUid);
 
+/// The pod was to be evicted, and stays because of what it is: nobody's eviction of it would have done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvictionRefused {
+    uid: PodUid,
+    why: String,
+}
+
+impl EvictionRefused {
+    /// Of the message so much counts as a person reads: a webhook writes what it likes.
+    pub fn new(uid: PodUid, why: &str) -> Self {
+        const LONGEST: usize = 256;
+        Self { uid, why: why[..why.floor_char_boundary(LONGEST)].into() }
+    }
+}
+
 /// Evictions for the pod did not lead to its binding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionFailed(pub PodUid);
@@ -239,6 +254,14 @@ impl Change for PodEvicted {
 
     fn apply_to(self, cluster: &mut Cluster) {
         cluster.ledger.note_evicted(&self.0);
+    }
+}
+
+impl Change for EvictionRefused {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.note_eviction_refused(&self.uid, &self.why);
     }
 }
 

@@ -36,11 +36,14 @@ use std::sync::Arc;
 /// The most GPUs (or MIG slices) one node may have, and so the most one pod may ask for: sets of them are 64-bit masks.
 pub const MAX_GPUS: u32 = 64;
 
-/// The grace period that a pod has at most where others wait for its VRAM: Kubernetes lets its owner ask for any.
+/// Bytes of the keys and values of all annotations that an object may have. A Binding may add more, and its pod is then one that
+/// can be deleted, and neither evicted nor given a status.
+pub const MAX_ANNOTATIONS: usize = 256 << 10;
+
+/// The longest grace period that counts, and that a class may give: Kubernetes lets a pod's owner ask for any.
 pub const LONGEST_GRACE: Millis = Millis::seconds(3600);
 
-/// Nobody waits for a pod that may take longer to leave: neither a preemptor for one that is being deleted, nor a lender for one
-/// that borrows.
+/// No lender waits for a borrower that may take longer to leave.
 pub const LONGEST_WAIT: Millis = Millis::seconds(600);
 
 /// A pod's manifest, as far as placing it is concerned, in its own words.

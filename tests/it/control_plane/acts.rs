@@ -5,7 +5,7 @@ use super::key;
 use super::processes::{PATIENCE, eventually};
 use super::world::RealControlPlane;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -249,6 +249,21 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     let target = cluster.condition("victim", "DisruptionTarget").await.unwrap();
     assert_eq!(target["reason"], "EvictionByEvictionAPI");
     assert_eq!(cluster.evict("nobody", &uid).await, EvictionOutcome::Gone);
+    a_pod_that_is_being_deleted_is_told_to_end_sooner(cluster, &uid).await;
+}
+
+/// Its budget allows nothing, and is not asked.
+async fn a_pod_that_is_being_deleted_is_told_to_end_sooner(cluster: &InstalledCluster, victim: &PodUid) {
+    let own_grace = cluster.pod("victim").await["metadata"]["deletionGracePeriodSeconds"].clone();
+    assert_eq!(own_grace, 30);
+    cluster.pods().delete("victim", &DeleteParams::default().grace_period(0)).await.unwrap();
+    assert_eq!(cluster.evict("victim", victim).await, EvictionOutcome::Gone);
+    let uid = cluster.run("victim").await;
+    cluster.observe("victim").await;
+    cluster.pods().delete("victim", &DeleteParams::default().grace_period(31_536_000)).await.unwrap();
+    assert_eq!(cluster.evict("victim", &uid).await, EvictionOutcome::Evicted);
+    assert_eq!(cluster.pod("victim").await["metadata"]["deletionGracePeriodSeconds"], 30);
+    cluster.pods().delete("victim", &DeleteParams::default().grace_period(0)).await.unwrap();
 }
 
 async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {

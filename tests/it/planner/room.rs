@@ -70,8 +70,8 @@ async fn when_the_scheduler_preempts_no_more_pods_are_evicted_than_needed() {
 /// Others wait for it, and its owner says how long. The node's sum is enough: kube-scheduler, which deletes its victims itself,
 /// evicts none.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_victim_has_its_own_grace_period_and_an_hour_at_most() {
-    for (own, given) in [(90, 90), (2 * 3600, 3600)] {
+async fn a_victim_has_its_own_grace_period_and_at_most_that_of_its_class() {
+    for (own, given) in [(90, 90), (0, 1), (2 * 3600, 600), (31_536_000, 600)] {
         let world = PlannerCluster::new(&[machine("a", 2)]).await;
         let slow = ["one", "other"].map(|name| {
             let mut slow = dying_when_told(job(name, 40));

@@ -165,7 +165,8 @@ async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its
     bench.planner.note(WriteOutcome::Evicted { key, uid: uid("job"), task, outcome }, now);
     bench.service.cluster().apply(BindingFailed(uid("serving")));
     let written = bench.written_within(25).await;
-    assert!(written.contains(&"job: evict Preempted".to_owned()), "it is tried again: {written:?}");
+    assert!(written.contains(&"serving: nominate m, touch".to_owned()), "{written:?}");
+    assert!(!written.contains(&"job: evict Preempted".to_owned()), "{written:?}");
 }
 
 /// The only GPU of the node is under lasting pressure, from an engine beside two jobs.

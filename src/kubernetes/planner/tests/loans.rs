@@ -71,3 +71,23 @@ async fn a_borrower_whose_eviction_is_tried_again_is_told_that_it_stays_once_its
     let written = written_while_asleep(&mut bench, 30).await;
     assert_eq!(written.iter().filter(|write| *write == "job: stays").count(), 1, "{written:?}");
 }
+
+#[tokio::test]
+async fn a_borrower_deleted_with_a_grace_of_a_year_is_told_to_end_sooner_when_its_lender_asks() {
+    for grace in [700_i64, 172_800, 31_536_000] {
+        let mut bench = lent();
+        let mut job = bench.pod("job");
+        let ends = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(grace);
+        job["metadata"]["deletionTimestamp"] = json!(ends.to_string());
+        job["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+        bench.show(job.clone());
+        assert_eq!(written_while_asleep(&mut bench, 5).await, Vec::<String>::new());
+        ask_to_wake(&mut bench);
+        let written = written_while_asleep(&mut bench, 5).await;
+        assert!(written.contains(&"job: evict LoanEnded".to_owned()), "{grace} s: {written:?}");
+        job["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
+        job["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+        bench.show(job);
+        assert!(!written_while_asleep(&mut bench, 25).await.contains(&"job: evict LoanEnded".to_owned()));
+    }
+}

@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::kubernetes::objects::kube_filters;
+use crate::scheduling::policy::EvictionRates;
 use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecision, preempt};
+use crate::scheduling::verbs::wait::ExtendReservation;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -246,4 +248,143 @@ async fn a_pod_that_only_names_a_node_as_its_owner_is_a_victim_as_any_other() {
     bench.show(owned_by(job("claims", "n"), "Node"));
     bench.show(gated("serving", 50, 100));
     assert_eq!(evicted(&mut bench).await, ["claims"]);
+}
+
+fn refuse_for_good(bench: &PlannerFixture, name: &str) {
+    let refused = EvictionOutcome::Refused { message: "admission webhook \"keeper\" denied it".into() };
+    bench.recorder.evictions.lock().insert(name.into(), refused);
+}
+
+fn evictions_in(written: &[String]) -> Vec<&str> {
+    written.iter().filter(|line| line.contains(": evict")).map(String::as_str).collect()
+}
+
+#[tokio::test]
+async fn a_victim_whose_eviction_is_refused_is_gone_round_at_once() {
+    let mut bench = PlannerFixture::new(&["a", "b", "c"]);
+    ["a", "b", "c"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+    bench.show(gated("serving", 50, 100));
+    refuse_for_good(&bench, "on-a");
+    refuse_for_good(&bench, "on-b");
+    let mut written = bench.tick().await;
+    written.extend(bench.written_within(5).await);
+    let tried = ["on-a: evict Preempted", "on-b: evict Preempted", "on-c: evict Preempted"];
+    assert_eq!(evictions_in(&written), tried, "{written:?}");
+    let key = crate::ids::PodKey::parse("default", "serving").unwrap();
+    let ledger = bench.service.cluster();
+    let demand = &ledger.pod_state(&ledger.uid_of(&key).unwrap()).unwrap().demand;
+    let kept = ledger.keep_reason_of(&ledger.preemptor(&uid("serving")), demand, &uid("on-a"));
+    assert!(kept.unwrap().to_string().contains("admission webhook \"keeper\" denied it"));
+}
+
+#[tokio::test]
+async fn refused_evictions_do_not_use_up_the_eviction_rates() {
+    let mut policy = Policy::default();
+    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    let mut bench = PlannerFixture::by(policy, &["n"]);
+    ["a", "b", "c"].into_iter().for_each(|name| bench.show(bound(name, "n", 24, -10)));
+    bench.show(gated("serving", 20, 100));
+    refuse_for_good(&bench, "a");
+    refuse_for_good(&bench, "b");
+    let mut written = bench.tick().await;
+    written.extend(bench.written_within(5).await);
+    let tried = ["a: evict Preempted", "b: evict Preempted", "c: evict Preempted"];
+    assert_eq!(evictions_in(&written), tried, "{written:?}");
+}
+
+#[tokio::test]
+async fn a_refused_victim_is_tried_again_with_growing_pauses_if_no_other_would_do() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(job("job", "n"));
+    bench.show(gated("serving", 50, 100));
+    refuse_for_good(&bench, "job");
+    let mut written = bench.tick().await;
+    written.extend(bench.written_within(600).await);
+    let times = evictions_in(&written).len();
+    assert!((4..=7).contains(&times), "{times} within ten minutes");
+    bench.recorder.evictions.lock().clear();
+    let later = bench.written_within(600).await;
+    assert_eq!(evictions_in(&later)[..1], ["job: evict Preempted"], "and in the end it may go");
+}
+
+#[tokio::test]
+async fn a_victim_whose_eviction_gets_no_answer_in_time_is_gone_round() {
+    let mut bench = PlannerFixture::new(&["a", "b"]);
+    ["a", "b"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+    bench.show(gated("serving", 50, 100));
+    let unanswered = EvictionOutcome::Unknown { message: "failed calling webhook".into() };
+    bench.recorder.evictions.lock().insert("on-a".into(), unanswered);
+    let mut written = bench.tick().await;
+    written.extend(bench.written_within(45).await);
+    assert_eq!(evictions_in(&written).last(), Some(&"on-b: evict Preempted"), "{written:?}");
+}
+
+/// The pod, deleted with so many seconds to end.
+fn deleted(mut pod: Value, grace: i64) -> Value {
+    let ends = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(grace);
+    pod["metadata"]["deletionTimestamp"] = json!(ends.to_string());
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+    pod
+}
+
+#[tokio::test]
+async fn a_pod_deleted_with_a_longer_grace_than_its_class_may_have_is_a_victim_like_any_other() {
+    for grace in [700, 172_800, 31_536_000] {
+        let mut bench = PlannerFixture::new(&["n"]);
+        bench.show(deleted(job("job", "n"), grace));
+        bench.show(gated("serving", 50, 100));
+        assert_eq!(evicted(&mut bench).await, ["job"], "{grace} s");
+        bench.show(deleted(job("job", "n"), 30));
+        assert!(evicted(&mut bench).await.is_empty(), "it leaves in time now");
+        bench.gone("job");
+        assert!(bench.tick().await.contains(&"serving: nominate n, placed".to_owned()), "{grace} s");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_leaves_in_time_by_itself_is_waited_for() {
+    for grace in [30, 300, 590] {
+        let mut bench = PlannerFixture::new(&["n"]);
+        bench.show(deleted(job("job", "n"), grace));
+        bench.show(gated("serving", 50, 100));
+        assert!(evicted(&mut bench).await.is_empty(), "{grace} s");
+        assert_eq!(bench.service.cluster().totals().reservations, 1, "{grace} s");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_deleted_for_good_by_its_owner_keeps_no_budget_and_no_group_from_its_eviction() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let everything = json!({ "metadata": { "name": "all", "namespace": "default" },
+        "spec": { "maxUnavailable": 0, "selector": {} }, "status": { "disruptionsAllowed": 0 } });
+    let everything: PodDisruptionBudget = serde_json::from_value(everything).unwrap();
+    bench.index.apply_budget(&bench.service, &everything);
+    let mut leaving = job("leaving", "n");
+    leaving["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
+    let mut staying = bound("staying", "n", 4, -10);
+    staying["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
+    bench.show(deleted(leaving, 31_536_000));
+    bench.show(staying);
+    bench.show(gated("serving", 50, 100));
+    assert_eq!(evicted(&mut bench).await, ["leaving"], "the Eviction API asks no budget about it");
+}
+
+#[tokio::test]
+async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to_end_sooner() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let year = |pod| with(pod, "/spec/terminationGracePeriodSeconds", json!(31_536_000));
+    bench.show(year(job("job", "n")));
+    bench.show(waiting("serving", 50, 100));
+    bench.refuse(waiting("serving", 50, 100));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    let ledger = bench.service.cluster();
+    let until = ledger.now() + Millis::seconds(630);
+    drop(ledger);
+    bench.service.cluster().apply(ExtendReservation { uid: uid("serving"), until });
+    let mut shown = waiting("serving", 50, 100);
+    shown["status"]["conditions"] = reservation_observed(&["uid-job"], 640);
+    bench.show(shown);
+    bench.tick().await;
+    bench.show(deleted(year(job("job", "n")), 31_536_000));
+    assert_eq!(evicted(&mut bench).await, ["job"]);
 }

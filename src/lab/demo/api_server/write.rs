@@ -89,11 +89,42 @@ pub fn delete(
     let is_terminating = !current["metadata"]["deletionTimestamp"].is_null();
     match (grace, has_finalizers(&current)) {
         (0, false) => return store.remove(key),
-        (1.., _) if is_terminating => return Ok(current),
+        (1.., _) if is_terminating => return shorten(store, key, &current, options, now),
         _ => {}
     }
-    let mut terminating = Value::clone(&current);
     let gone_at = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+    set_deletion(store, key, &current, gone_at, grace)
+}
+
+/// The grace period of a pod that is being deleted only becomes shorter. It counts from the first deletion on, and is a second if it
+/// would be over.
+fn shorten(
+    store: &mut Store,
+    key: &ObjectKey,
+    current: &Arc<Value>,
+    options: &Value,
+    now: Timestamp,
+) -> Result<Arc<Value>, ApiError> {
+    let known = current["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or_default();
+    let ends = current["metadata"]["deletionTimestamp"].as_str().and_then(|text| text.parse().ok());
+    let asked = options["gracePeriodSeconds"].as_i64().filter(|asked| *asked < known);
+    let (Some(ends), Some(asked)) = (ends, asked) else { return Ok(current.clone()) };
+    let sooner: Option<Timestamp> =
+        Timestamp::checked_sub(ends, jiff::SignedDuration::from_secs(known - asked)).ok();
+    match sooner.filter(|sooner| *sooner >= now) {
+        Some(sooner) => set_deletion(store, key, current, sooner, asked),
+        None => set_deletion(store, key, current, now, 1),
+    }
+}
+
+fn set_deletion(
+    store: &mut Store,
+    key: &ObjectKey,
+    current: &Value,
+    gone_at: Timestamp,
+    grace: i64,
+) -> Result<Arc<Value>, ApiError> {
+    let mut terminating = current.clone();
     terminating["metadata"]["deletionTimestamp"] = json!(time(gone_at));
     terminating["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
     store.update(key, terminating)

@@ -61,6 +61,7 @@ pub(in crate::scheduling) struct ResidentPod {
     pub wanted_on: Option<u32>,
     pub priority: i32,
     pub class: ClassId,
+    /// With which it is evicted.
     pub grace: Millis,
     /// What it uses of the node's GPUs, in thousandths of one.
     pub milli_gpus: u64,
@@ -294,7 +295,7 @@ impl NodeState {
             wanted_on: is_sought.then_some(pod_state.demand.gpus),
             priority: pod_state.demand.priority,
             class: pod_state.demand.class,
-            grace: pod_state.demand.grace,
+            grace: policy.class(pod_state.demand.class).grace_period(pod_state.demand.grace),
             milli_gpus: self.use_on(pod_state, gpus).milli_gpus,
             unsaved_since: pod_state.unsaved_since(),
             is_leaving: pod_state.is_leaving(),

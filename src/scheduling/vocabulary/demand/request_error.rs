@@ -1,7 +1,7 @@
 //! Why a pod's request cannot be understood.
 
-use super::MAX_GPUS;
 use super::asking_container::LONGEST_CONTAINER_NAME;
+use super::{MAX_ANNOTATIONS, MAX_GPUS};
 use crate::coded::coded;
 use crate::units::{Bytes, QuantityError};
 
@@ -40,6 +40,10 @@ coded! {
             "a container that asks for stowage.dev/vram has a name of {length} bytes; at most {LONGEST_CONTAINER_NAME} have a place in \
          the annotation that says its fraction"
             => "a container's name is too long";
+        "annotations" Annotations { bytes: usize, added: usize },
+            "the pod's annotations have {bytes} bytes, and its Binding may add {added}; the API server refuses every later write of \
+         a pod with more than {MAX_ANNOTATIONS}: keep what is large in a ConfigMap"
+            => "the pod's annotations leave no place for those of its Binding";
         "bad-model" Model(error: crate::ids::InvalidName),
             "the model's name is not usable: {error}"
             => "the model's name is not usable";

@@ -156,11 +156,12 @@ pub(super) fn kept_from_borrowing(
     if info.queue_managed {
         return Some(KeepReason::QueueManaged);
     }
-    if demand.grace > LONGEST_WAIT {
-        return Some(KeepReason::Grace { grace: demand.grace });
+    let class = policy.class(demand.class);
+    let grace = class.grace_period(demand.grace);
+    if grace > LONGEST_WAIT {
+        return Some(KeepReason::Grace { grace });
     }
-    let honors = policy.class(demand.class).honors_do_not_disrupt();
-    (info.do_not_disrupt && honors).then_some(KeepReason::DoNotDisrupt)
+    (info.do_not_disrupt && class.honors_do_not_disrupt()).then_some(KeepReason::DoNotDisrupt)
 }
 
 impl Ledger {

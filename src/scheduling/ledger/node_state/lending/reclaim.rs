@@ -19,12 +19,15 @@ enum Unknown {
 impl NodeState {
     /// By GPU, how much more than there is its pods are owed, as far as borrowers have it that stay, and those borrowers. Where a
     /// pod is to wake, a lender of which nothing is known counts as awake; elsewhere nothing is taken back for it.
-    pub(in crate::scheduling) fn overdrawn(&self) -> Vec<(usize, Bytes, Vec<&ResidentPod>)> {
+    pub(in crate::scheduling) fn overdrawn(
+        &self,
+        stays: impl Fn(&ResidentPod) -> bool,
+    ) -> Vec<(usize, Bytes, Vec<&ResidentPod>)> {
         let mut overdrawn = Vec::new();
         for place in 0..self.devices.len() {
             let here = || self.residents().iter().filter(move |resident| resident.gpus.contains(place));
             let borrowers: Vec<&ResidentPod> =
-                here().filter(|resident| resident.borrows && !resident.is_leaving).collect();
+                here().filter(|resident| resident.borrows && stays(resident)).collect();
             if borrowers.is_empty() {
                 continue;
             }

@@ -4,6 +4,7 @@
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
 use crate::scheduling::planning::{is_vram_owed, loans_to_end};
+use crate::scheduling::policy::{Class, Policy};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
@@ -20,7 +21,11 @@ fn shared(gib: u64, priority: i32) -> Demand {
 
 /// A GPU of 72 GiB, on which an engine sleeps that was granted 60 GiB and uses 4.
 fn asleep() -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(lending(), &[("n", 1)]);
+    asleep_by(lending())
+}
+
+fn asleep_by(policy: Policy) -> LedgerCluster {
+    let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
     cluster.run("engine", ("n", 0), shared(60, 0), None, ObservedDisruptionInfo::default());
     cluster.fall_asleep("engine", "n");
     cluster
@@ -90,9 +95,16 @@ fn lent_vram_is_reserved_for_no_pod_that_may_not_borrow() {
 }
 
 #[test]
-fn a_pod_that_may_take_hours_to_leave_borrows_nothing() {
+fn a_pod_whose_class_lets_it_take_an_hour_to_leave_borrows_nothing() {
+    let slow = || Demand { grace: Millis::seconds(3600), ..shared(30, -10) };
     let mut cluster = asleep();
-    cluster.wait("slow", Demand { grace: Millis::seconds(3600), ..shared(30, -10) });
+    cluster.wait("slow", slow());
+    assert!(cluster.bind_on_n("slow").is_some(), "it is evicted with ten minutes");
+    let policy = lending();
+    let patient = |class: &Class| Class { max_grace_period: Millis::seconds(3600), ..class.clone() };
+    let classes = policy.classes().iter().map(patient).collect();
+    let mut cluster = asleep_by(policy.with_classes(classes).unwrap());
+    cluster.wait("slow", slow());
     assert_eq!(cluster.bind_on_n("slow"), None, "its lender would wait for an hour");
     cluster.wait("job", Demand { grace: Millis::seconds(600), ..shared(30, -10) });
     assert!(cluster.bind_on_n("job").is_some());
