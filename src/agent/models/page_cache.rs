@@ -3,6 +3,7 @@
 //! Samples single bytes with a non-blocking read (`RWF_NOWAIT`): the kernel refuses if the page is not in memory. It may fetch
 //! that page all the same, so each round samples other places, and few.
 
+use super::walk::open_regular;
 use super::weights::WeightFile;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -75,7 +76,7 @@ impl<'a> Opened<'a> {
 }
 
 fn open(file: &WeightFile) -> Option<File> {
-    let file = File::open(&file.path).ok()?;
+    let file = open_regular(&file.path).ok()??;
     // Without it the kernel would also read ahead around every byte.
     fadvise(&file, 0, None, Advice::Random).ok()?;
     Some(file)

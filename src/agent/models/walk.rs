@@ -2,9 +2,11 @@
 //!
 //! Only names that a layout prescribes are read, and links are never followed further. Nothing here knows what a model is.
 
+use rustix::fs::OFlags;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -152,11 +154,11 @@ impl Walk {
     pub fn open(&mut self, path: &Path, limit: u64) -> Option<io::Take<File>> {
         let opened = match file_size(path)? {
             size if size > limit => Err(ScanProblem::TooLarge { path: path.into(), limit }),
-            _ => File::open(path).map_err(|error| ScanProblem::Unreadable { path: path.into(), error }),
+            _ => open_regular(path).map_err(|error| ScanProblem::Unreadable { path: path.into(), error }),
         };
         match opened {
             // It may have grown since.
-            Ok(file) => Some(file.take(limit)),
+            Ok(file) => Some(file?.take(limit)),
             Err(problem) => {
                 self.tell(problem);
                 None
@@ -173,6 +175,14 @@ fn not_listed(path: &Path, error: io::Error) -> ScanProblem {
     }
 }
 
+/// A regular file, opened at once; `None` for anything else. What was a file when its size was read may be a pipe by now, at
+/// which an opener would wait for a writer.
+pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let at_once = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
 /// The size of a regular file, or of the one that a link leads to; `None` for anything else, such as a dangling or circular
 /// link.
 pub fn file_size(path: &Path) -> Option<u64> {
@@ -187,6 +197,7 @@ pub fn changed(path: &Path) -> Option<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{FileType, Mode};
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
@@ -204,6 +215,21 @@ mod tests {
         let mut walk = walk();
         assert_eq!(walk.names(folder.path()).len(), MAX_ENTRIES);
         assert!(walk.reasons()[0].contains("more than 10000 entries"), "{:?}", walk.reasons());
+    }
+
+    #[test]
+    fn what_became_a_pipe_a_folder_or_a_device_is_opened_by_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert!(open_regular(&path).unwrap().is_none(), "nobody writes to it, and nobody waits");
+        let to_pipe = folder.path().join("link");
+        symlink(&path, &to_pipe).unwrap();
+        assert!(open_regular(&to_pipe).unwrap().is_none());
+        assert!(open_regular(folder.path()).unwrap().is_none());
+        assert!(open_regular(Path::new("/dev/null")).unwrap().is_none());
+        fs::write(folder.path().join("file"), "").unwrap();
+        assert!(open_regular(&folder.path().join("file")).unwrap().is_some());
     }
 
     #[test]
