@@ -107,7 +107,11 @@ mod tests {
         );
         assert_eq!(post((header::ORIGIN, "http://localhost:9444")), None);
         assert_eq!(post((FETCH_SITE, "same-origin")), None);
-        assert_eq!(status("127.0.0.1", Method::POST, &[own.clone()]), None, "kube-scheduler is no browser");
+        assert_eq!(
+            status("127.0.0.1", Method::POST, std::slice::from_ref(&own)),
+            None,
+            "kube-scheduler is no browser"
+        );
         assert_eq!(status("10.0.0.7", Method::POST, &[own, (FETCH_SITE, "cross-site")]), Some(403));
     }
 
