@@ -13,8 +13,8 @@ pub use slices::slices;
 pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 
 use super::index::{ClusterIndex, namespaces};
+use super::objects;
 use super::port::{ControlPlane, PodEvent};
-use super::pruning;
 use crate::service::{ReadFailure, SeenCount, Service};
 use catching_up::stays_behind;
 use futures::{Stream, StreamExt};
@@ -210,7 +210,7 @@ where
                         feed.note_shown(what);
                     }
                     if let Event::InitApply(object) | Event::Apply(object) = &event
-                        && pruning::is_stand_in(object.meta())
+                        && objects::is_stand_in(object.meta())
                     {
                         feed.note_bound_reached(what, object.meta(), &mut named);
                     }

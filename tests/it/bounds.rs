@@ -21,23 +21,24 @@ impl MemoryCgroup {
             let folder = Path::new(root).join(format!("stowage-{name}-{}", std::process::id()));
             fs::create_dir(&folder).ok()?;
             let made = Self(folder);
-            fs::write(made.0.join(limit), bytes.to_string()).ok()?;
-            made.0.join("cgroup.procs").exists().then_some(made)
+            let is_one = made.0.join("cgroup.procs").exists();
+            (is_one && fs::write(made.0.join(limit), bytes.to_string()).is_ok()).then_some(made)
         };
         of("/sys/fs/cgroup/memory", "memory.limit_in_bytes").or_else(|| of("/sys/fs/cgroup", "memory.max"))
     }
+}
 
-    /// The same command, inside it.
-    fn around(&self, command: &Command) -> Command {
-        let mut inside = Command::new("sh");
-        let joined = format!("echo $$ > '{}' && exec \"$0\" \"$@\"", self.0.join("cgroup.procs").display());
-        inside.args(["-c", &joined]).arg(command.get_program()).args(command.get_args());
-        command.get_envs().for_each(|(name, value)| match value {
-            Some(value) => drop(inside.env(name, value)),
-            None => drop(inside.env_remove(name)),
-        });
-        inside
-    }
+/// The same command, inside the cgroup if there is one.
+fn inside(cgroup: Option<&MemoryCgroup>, command: Command) -> Command {
+    let Some(cgroup) = cgroup else { return command };
+    let mut inside = Command::new("sh");
+    let joined = format!("echo $$ > '{}' && exec \"$0\" \"$@\"", cgroup.0.join("cgroup.procs").display());
+    inside.args(["-c", &joined]).arg(command.get_program()).args(command.get_args());
+    command.get_envs().for_each(|(name, value)| match value {
+        Some(value) => drop(inside.env(name, value)),
+        None => drop(inside.env_remove(name)),
+    });
+    inside
 }
 
 impl Drop for MemoryCgroup {
@@ -46,20 +47,14 @@ impl Drop for MemoryCgroup {
     }
 }
 
-/// What the manifests give a container that runs this, in bytes.
+/// The least that this manifest gives a container, in bytes.
 fn shipped(manifest: &str) -> u64 {
     let text =
         fs::read_to_string(format!("{}/manifests/base/{manifest}", env!("CARGO_MANIFEST_DIR"))).unwrap();
-    let limits: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("limits: { memory: ")?.strip_suffix(" }"))
-        .collect();
-    let [limit] = limits[..] else { panic!("{manifest}: {limits:?}") };
-    let number = |text: &str| text.parse::<u64>().unwrap();
-    match limit.strip_suffix("Gi") {
-        Some(gib) => number(gib) << 30,
-        None => number(limit.strip_suffix("Mi").unwrap()) << 20,
-    }
+    let limits =
+        text.lines().filter_map(|line| line.trim().strip_prefix("limits: { memory: ")?.strip_suffix(" }"));
+    let bytes = |limit: &str| stowage::units::Bytes::parse_quantity(limit).unwrap().0;
+    limits.map(bytes).min().unwrap()
 }
 
 /// Fails if the process had more than the manifests give it, and says how that was found out.
@@ -121,7 +116,7 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     let limit = shipped("stowage.yaml");
     let cgroup = MemoryCgroup::of("serve", limit);
     let command = RunningServe::command_of_api_server(&world.kubeconfig(), &["--admin", "127.0.0.1:0"]);
-    let mut command = cgroup.as_ref().map_or(command, |cgroup| cgroup.around(&command));
+    let mut command = inside(cgroup.as_ref(), command);
     let running = RunningServe::run(&mut command);
     let log = running.lines_until("the watches have synced");
     let is_named =
@@ -182,7 +177,7 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
     let address = format!("http://{}", extender.agents);
     let command =
         world.agent(&["--interval", "100ms", "--extender", &address, "--hf-cache", cache.to_str().unwrap()]);
-    let mut command = cgroup.as_ref().map_or(command, |cgroup| cgroup.around(&command));
+    let mut command = inside(cgroup.as_ref(), command);
     let agent = RunningAgent::start(&mut command);
     eventually("it reports the models that it could look at", || {
         let report = crate::agent::world::reported(&extender);

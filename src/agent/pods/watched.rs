@@ -5,7 +5,7 @@
 use super::{PodOnNode, PodSource};
 use crate::agent::error_text::root_cause;
 use crate::ids::{NodeName, PodUid};
-use crate::kubernetes::pruning;
+use crate::kubernetes::objects;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt;
@@ -78,7 +78,7 @@ impl WatchedState {
         match event {
             Ok(event) => {
                 if let Event::InitApply(pod) | Event::Apply(pod) = &event
-                    && pruning::is_stand_in(&pod.metadata)
+                    && objects::is_stand_in(&pod.metadata)
                 {
                     let name = |part: &Option<String>| part.clone().unwrap_or_default();
                     let (namespace, name) = (name(&pod.metadata.namespace), name(&pod.metadata.name));

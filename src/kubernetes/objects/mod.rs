@@ -49,6 +49,7 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -85,6 +86,15 @@ pub mod written {
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
+}
+
+/// The annotation of what stands for an object that is larger than Stowage reads. Nobody can write it: no key in Kubernetes has a
+/// blank.
+pub const BEYOND_BOUND: &str = "Stowage: beyond bound";
+
+/// Whether an object is a stand-in for one beyond its bound, of which little more than its name is known.
+pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
+    metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(BEYOND_BOUND))
 }
 
 /// Kubernetes' default for pods without one.

@@ -13,17 +13,11 @@ use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Body as HttpBody, Frame};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kept::Resource;
 use kube::client::Body;
 use scanner::Scanner;
 use std::task::{Context, Poll};
 use tower::{BoxError, Service};
-
-/// Whether an object is a stand-in for one beyond its bound, of which little more than its name is known.
-pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
-    metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(scanner::BEYOND_BOUND))
-}
 
 /// Which part of the API server's answers a client takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +72,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::scanner::BEYOND_BOUND;
     use super::*;
-    use crate::kubernetes::objects::{self, StorageResource};
+    use crate::kubernetes::objects::{self, BEYOND_BOUND, StorageResource, is_stand_in};
     use crate::scheduling::kube_filters::volumes::{ClaimBinding, StorageObject};
     use crate::scheduling::ledger::ObservedPhase;
     use crate::scheduling::policy::Policy;

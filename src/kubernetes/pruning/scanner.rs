@@ -4,14 +4,11 @@
 //! is known of it all the same. What is no JSON comes out as no JSON, for the decoder to say so.
 
 use super::kept::{Kept, Resource};
-use crate::kubernetes::objects::VRAM;
+use crate::kubernetes::objects::{BEYOND_BOUND, VRAM};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use memchr::memchr2;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-
-/// The annotation of a stand-in. Nobody can write it: no key in Kubernetes has a blank.
-pub const BEYOND_BOUND: &str = "Stowage: beyond bound";
 
 /// What decoded JSON takes beside its text: any value, an object, and one of those that are mostly empty places.
 const VALUE: usize = 32;
