@@ -236,7 +236,10 @@ async fn reports_in(
         announces_no_more(&headers, limits)?;
         let bytes = reports::announced(&body, limits.body);
         let _room = extender.report_bodies.room(&sender, bytes).await?;
-        let body = read_body(&headers, body, limits).await?;
+        let body = tokio::select! {
+            body = read_body(&headers, body, limits) => body?,
+            slow = extender.report_bodies.turn_ends() => return Err(slow),
+        };
         Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
     };
     let answer = answer(&extender, "reports", taken.await);

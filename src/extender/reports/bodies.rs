@@ -1,7 +1,8 @@
 //! Limits on bytes of report bodies in progress, in all and per agent.
 //!
 //! A body is read only once its announced size fits within the limit; until then it stays with its sender. Agents that all send
-//! as much as they may at once thus cost no more memory than is set aside here. Bodies are not parsed here.
+//! as much as they may at once thus cost no more memory than is set aside here. A body that takes its time gives its room to one
+//! that waits for it. Bodies are not parsed here.
 
 use super::Sender;
 use crate::extender::request::BadRequest;
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Two thousand ordinary reports at a time, or sixteen of the largest. Each is read in a fraction of a millisecond, so agents
 /// of a cluster of any size reach this limit only if some send far more than any agent needs to.
@@ -20,10 +21,14 @@ const IN_ALL: usize = 12 << 20;
 const PER_AGENT: usize = 2;
 /// Longer than it takes to read everything that may be in progress, and shorter than an agent waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A body has so much time while others wait for room: enough for the largest over a slow link, and half of what they wait.
+const TURN_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Bodies {
     bytes: Arc<Semaphore>,
+    /// How many bodies wait for room.
+    waiting: watch::Sender<usize>,
     /// Bytes in progress of each agent that has any.
     by_agent: Mutex<HashMap<AgentId, usize>>,
 }
@@ -43,7 +48,11 @@ struct Turn(Option<(Arc<Bodies>, AgentId)>);
 
 impl Default for Bodies {
     fn default() -> Self {
-        Self { bytes: Arc::new(Semaphore::new(IN_ALL)), by_agent: Mutex::default() }
+        Self {
+            bytes: Arc::new(Semaphore::new(IN_ALL)),
+            waiting: watch::Sender::default(),
+            by_agent: Mutex::default(),
+        }
     }
 }
 
@@ -51,14 +60,23 @@ impl Bodies {
     /// Waits a little until this many bytes of that sender fit within the limits.
     pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<BodyPermit, BadRequest> {
         let turn = self.turn(sender)?;
-        let waiting = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
-        match tokio::time::timeout(PATIENCE, waiting).await {
+        let room = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
+        let _waits = Waits::new(&self.waiting);
+        match tokio::time::timeout(PATIENCE, room).await {
             Ok(room) => Ok(BodyPermit { _bytes: room.expect("the semaphore is never closed"), _turn: turn }),
             Err(_) => Err(BadRequest::Crowded {
                 code: "bodies-at-limit",
                 message: "too many large reports are under way; send it again in a second".into(),
             }),
         }
+    }
+
+    /// Ends when a body that has room must give it up: it has had its time, and another waits.
+    pub async fn turn_ends(&self) -> BadRequest {
+        tokio::time::sleep(TURN_TIME).await;
+        // The sender lives as long as this.
+        let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
+        BadRequest::TooSlow { within: TURN_TIME }
     }
 
     fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
@@ -74,6 +92,22 @@ impl Bodies {
         }
         *under_way += 1;
         Ok(Turn(Some((self.clone(), agent))))
+    }
+}
+
+/// A body that waits for room.
+struct Waits<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Waits<'a> {
+    fn new(waiting: &'a watch::Sender<usize>) -> Self {
+        waiting.send_modify(|waiting| *waiting += 1);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|waiting| *waiting -= 1);
     }
 }
 
@@ -134,6 +168,42 @@ mod tests {
         let _second = bodies.room(&agent("earlier"), 100).await.unwrap();
         assert_eq!(code(bodies.room(&agent("earlier"), 100).await), "reports-at-once");
         assert_eq!(code(bodies.room(&agent("present"), 100).await), "room");
+    }
+
+    /// Six tokens announce all that there is, and send a byte at a time.
+    #[tokio::test(start_paused = true)]
+    async fn slow_bodies_keep_no_other_out() {
+        let bodies = Arc::<Bodies>::default();
+        let agent = |node: usize| {
+            let name = NodeName::parse(&format!("node-{node}")).unwrap();
+            Sender::AgentOn(AgentNode { name, uid: None, issued: None })
+        };
+        let mut slow = tokio::task::JoinSet::new();
+        for n in 0..12 {
+            let (bodies, sender) = (bodies.clone(), agent(n / 2));
+            slow.spawn(async move {
+                loop {
+                    let Ok(_room) = bodies.room(&sender, 1 << 20).await else { continue };
+                    bodies.turn_ends().await;
+                }
+            });
+        }
+        for _ in 0..50 {
+            for size in [1 << 10, 1 << 20] {
+                assert_eq!(code(bodies.room(&agent(100), size).await), "room");
+            }
+            tokio::time::sleep(Duration::from_millis(777)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_body_for_whose_room_nobody_waits_takes_its_time() {
+        let bodies = Arc::<Bodies>::default();
+        let _room = bodies.room(&Sender::Anyone, IN_ALL).await.unwrap();
+        let alone = tokio::time::timeout(Duration::from_secs(9), bodies.turn_ends()).await;
+        assert!(alone.is_err());
+        let (ended, waits) = tokio::join!(bodies.turn_ends(), bodies.room(&Sender::Anyone, 1));
+        assert_eq!((ended.code(), code(waits)), ("too-slow", "bodies-at-limit"));
     }
 
     #[tokio::test]
