@@ -19,14 +19,16 @@ macro_rules! coded {
 
             /// A short name for metrics, conditions and JSON, the same on every node.
             pub fn code(&self) -> &'static str {
-                self.entry().0
+                match self {
+                    $(Self::$Value $({ $($f),* })? $(($n))? => [$($own,)? $code][0],)*
+                }
             }
 
-            /// The code, and what else its entry has.
+            /// What else its entry has.
             #[allow(unused_parens, reason = "an entry need not have anything else")]
-            pub fn entry(&self) -> (&'static str, ($($About)?)) {
+            pub fn entry(&self) -> ($($About)?) {
                 match self {
-                    $(Self::$Value $({ $($f),* })? $(($n))? => ([$($own,)? $code][0], ($($about)?)),)*
+                    $(Self::$Value $({ $($f),* })? $(($n))? => ($($about)?),)*
                 }
             }
         }

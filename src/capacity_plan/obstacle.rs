@@ -12,9 +12,9 @@ impl Obstacle {
     /// Whether more nodes of the kind would change nothing.
     pub fn is_lasting(&self) -> bool {
         match self {
-            Self::Filter(reason) => !reason.entry().1,
+            Self::Filter(reason) => !reason.entry(),
             Self::Rule(rule) => !is_repulsion(*rule),
-            Self::Gpus(misfit) => !misfit.entry().1.by_count,
+            Self::Gpus(misfit) => !misfit.entry().by_count,
         }
     }
 
@@ -88,7 +88,7 @@ fn of_gpus(misfit: &Misfit, pod: &PodToPlace, kind: &NodeTemplate, policy: &Poli
         }
         Misfit::TooFewGpus { asked, .. } => format!("give nodes with gpus={asked} or more, or ask for fewer"),
         Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch => pools(pod, policy),
-        told => told.entry().1.plan.into(),
+        told => told.entry().plan.into(),
     }
 }
 

@@ -64,7 +64,7 @@ impl BadRequest {
     }
 
     pub fn status(&self) -> StatusCode {
-        self.entry().1
+        self.entry()
     }
 }
 

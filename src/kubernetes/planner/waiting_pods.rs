@@ -72,7 +72,7 @@ impl Planner {
     /// Whether the reason is a volume that the API server has not shown yet, and that it lets this replica read.
     fn may_be_supported_soon(&self, why: &WaitReason) -> bool {
         let refused = &self.service.refused_reads;
-        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.entry().1)
+        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.entry())
             && !STORAGE.iter().any(|what| refused.is_refused(what))
     }
 

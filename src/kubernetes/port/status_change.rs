@@ -66,12 +66,12 @@ fn loan_ended(lender: &PodKey, gpu: &GpuUuid, is_early: bool) -> String {
 impl EvictionReason {
     /// The condition's reason: one word for each kind.
     pub fn reason(&self) -> &'static str {
-        self.entry().1.0
+        self.entry().0
     }
 
     /// The message for the victim's owner, [without names](PodKey::named_to) of other namespaces.
     pub fn told_to(&self, victim: &PodKey) -> String {
-        let (text, (_, (_, named))) = (self.to_string(), self.entry());
+        let (text, (_, named)) = (self.to_string(), self.entry());
         match named {
             Some(pod) => text.replace(&format!("pod {pod}"), &pod.named_to(victim)),
             None => text,

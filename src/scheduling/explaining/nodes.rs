@@ -222,7 +222,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
         // The sum distinguishes one small obstacle from two.
-        let weight: u8 = against.iter().map(|obstacle| obstacle.entry().1).sum();
+        let weight: u8 = against.iter().map(|obstacle| obstacle.entry()).sum();
         (weight, against.iter().filter_map(short).max().unwrap_or_default())
     };
     let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();

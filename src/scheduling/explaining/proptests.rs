@@ -112,7 +112,7 @@ fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
 fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
     let mut world = plan.build();
     let mut other = wanted.clone();
-    let gpu_candidate = change.entry().1.1?;
+    let gpu_candidate = change.entry().1?;
     match change {
         RemedyChange::RequestLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
         RemedyChange::ChangeGpuCount { gpus, .. } => other.gpus = Some(*gpus),

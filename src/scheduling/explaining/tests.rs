@@ -290,7 +290,7 @@ fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
         matches!(changes(&explanation)[0], RemedyChange::RejectedByOthers { node, nodes: 1 } if node.as_str() == "b")
     );
     let gpu_candidates: Vec<&str> =
-        changes(&explanation)[1..].iter().filter_map(|c| Some(c.entry().1.1?.node.as_str())).collect();
+        changes(&explanation)[1..].iter().filter_map(|c| Some(c.entry().1?.node.as_str())).collect();
     assert!(
         !gpu_candidates.is_empty() && gpu_candidates.iter().all(|node| *node == "a"),
         "{gpu_candidates:?}"

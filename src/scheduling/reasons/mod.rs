@@ -61,21 +61,21 @@ impl NodeAnswers {
 impl Misfit {
     /// What `filter` answers.
     pub fn phrase(&self) -> &'static str {
-        self.entry().1.filter
+        self.entry().filter
     }
 }
 
 impl AssumeConflict {
     /// What `bind` answers; the same text each time.
     pub fn phrase(&self) -> &'static str {
-        self.entry().1
+        self.entry()
     }
 }
 
 impl WaitReason {
     /// Without figures, because what is written to a pod must not change with each run.
     pub fn condition(&self) -> String {
-        self.entry().1.unwrap_or_else(|| self.to_string())
+        self.entry().unwrap_or_else(|| self.to_string())
     }
 }
 
@@ -360,7 +360,7 @@ reasons! {
         bind { node: NodeName } "an earlier Binding of this pod to {node} is not settled yet" => "conflict: an earlier binding is not settled";
     }
     NoLongerFits = "no-longer-fits" {
-        bind [misfit.code()] (misfit: Misfit) "the node no longer fits: {misfit}" => misfit.entry().1.conflict;
+        bind [misfit.code()] (misfit: Misfit) "the node no longer fits: {misfit}" => misfit.entry().conflict;
     }
     VictimGone = "victim-gone" {
         bind "a victim is gone" => "conflict: a victim has terminated";

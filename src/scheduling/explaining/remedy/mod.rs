@@ -212,7 +212,7 @@ pub fn remedies(
         PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
         PodVerdict::DoesNotFit => changes(cluster, facts, outline),
     };
-    changes.sort_by_key(|change| change.entry().1.0);
+    changes.sort_by_key(|change| change.entry().0);
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
 }
 
@@ -237,7 +237,7 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
     changes.extend(lift_one_obstacle::lifted(cluster, facts, outline));
-    let seats = |change: &RemedyChange| matches!(change.entry().1, (..MUCH_LESS, Some(_)));
+    let seats = |change: &RemedyChange| matches!(change.entry(), (..MUCH_LESS, Some(_)));
     if !changes.iter().any(seats) && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
@@ -251,7 +251,7 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
         }
     };
     if changes.iter().any(is_smaller) {
-        changes.retain(|change| change.entry().1.0 != EMPTYING);
+        changes.retain(|change| change.entry().0 != EMPTYING);
     }
     changes
 }

@@ -381,7 +381,7 @@ impl NodeState {
 
     /// What allocates its GPUs.
     fn kind_by(&self, policy: &Policy) -> NodeKind {
-        let is_anothers = self.warnings.iter().any(|warning| warning.entry().1);
+        let is_anothers = self.warnings.iter().any(|warning| warning.entry());
         match policy.kind_of(self.kind, self.admission) {
             _ if self.published => NodeKind::Dra,
             NodeKind::Stowage if is_anothers => NodeKind::DevicePlugin,

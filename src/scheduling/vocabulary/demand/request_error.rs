@@ -54,7 +54,7 @@ impl RequestError {
     /// What goes on the wire: the scheduler writes it into the pod's condition, and a text that changed would wake the pod again and
     /// again.
     pub fn phrase(&self) -> &'static str {
-        self.entry().1
+        self.entry()
     }
 }
 
