@@ -21,7 +21,7 @@ impl KeptConnection {
     pub fn post(&mut self, path: &str, body: &[u8], answer_size: Option<usize>) -> Vec<u8> {
         let size = answer_size.map(|size| format!("{ANSWER_SIZE}: {size}\r\n")).unwrap_or_default();
         let mut request = format!(
-            "POST {path} HTTP/1.1\r\nHost: stowage\r\nUser-Agent: Go-http-client/1.1\r\nContent-Length: {}\r\n\
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: Go-http-client/1.1\r\nContent-Length: {}\r\n\
              Content-Type: application/json\r\n{size}\r\n",
             body.len()
         )

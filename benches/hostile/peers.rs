@@ -8,9 +8,9 @@ use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 /// What those ask that never read.
-pub const SCHEDULER: &str = "GET /metrics HTTP/1.1\r\nHost: stowage\r\n\r\n";
-pub const AGENTS: &str = "GET /nothing HTTP/1.1\r\nHost: stowage\r\n\r\n";
-pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n";
+pub const SCHEDULER: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+pub const AGENTS: &str = "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n";
+pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// From 127.0.1.1 and so on: a single source would only reach its own limit.
 const SOURCES: usize = 20;
@@ -97,7 +97,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 /// A page of the operators'.
 pub fn page(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the operators' address answers");
-    let asked = format!("GET {path} HTTP/1.1\r\nHost: stowage\r\nConnection: close\r\n\r\n");
+    let asked = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(asked.as_bytes()).expect("the request is sent");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("the page");

@@ -13,14 +13,13 @@ use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use stowage::kubernetes;
-use stowage::kubernetes::port::WriteTimes;
 use stowage::lab::demo::kubelet;
 use stowage::lab::demo::kubelet::Kubelet;
 use tempfile::TempDir;
@@ -74,7 +73,10 @@ impl RealControlPlane {
         let certificate = folder.path().join("certs/apiserver.crt");
         eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
         let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
-        let client = kubernetes::connect(Some(&admin), WriteTimes::default()).await.unwrap();
+        // Stowage's own client would drop what Stowage does not use.
+        let read = Kubeconfig::read_from(&admin).unwrap();
+        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.unwrap();
+        let client = Client::try_from(config).unwrap();
         let ports = Ports::free();
         let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
         let mut world = Self {
