@@ -97,6 +97,7 @@ mod tests {
             annotations: BTreeMap::new(),
             ports: vec![],
             containers: BTreeMap::new(),
+            is_beyond_bound: false,
             devices: Some(devices.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect()),
             granted: Some(Bytes::gib(granted_gib)),
             wants_gpu: true,

@@ -53,6 +53,7 @@ fn pod(name: &str, port: Option<u16>) -> PodOnNode {
         annotations: port.map(|port| (METRICS_PORT.to_owned(), port.to_string())).into_iter().collect(),
         ports: Vec::new(),
         containers: BTreeMap::new(),
+        is_beyond_bound: false,
         devices: None,
         granted: None,
         wants_gpu: true,

@@ -169,14 +169,18 @@ impl EngineWatcher {
             found.engines.extend(one.report(pod, gpus, now, &self.limits));
         }
         // A pod that is not ready yet starts, and one that has no GPU takes no load.
-        let is_unread = found.engines.len() == before && pod.is_ready && !gpus.is_empty();
+        let may_serve = pod.is_ready || pod.is_beyond_bound;
+        let is_unread = found.engines.len() == before && may_serve && !gpus.is_empty();
         let Some(first) = all.first().filter(|_| is_unread) else { return };
-        let reason = first.trouble().unwrap_or("none of its ports has been asked yet").to_owned();
+        let reason = match pod.is_beyond_bound {
+            true => "the pod is larger than an agent reads",
+            false => first.trouble().unwrap_or("none of its ports has been asked yet"),
+        };
         found.unread.push(UnreadPod {
             pod: pod.uid.clone(),
             gpus,
-            declares_port: !pod.ports.is_empty(),
-            reason,
+            declares_port: !pod.ports.is_empty() || pod.is_beyond_bound,
+            reason: reason.to_owned(),
         });
     }
 

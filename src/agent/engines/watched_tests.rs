@@ -32,6 +32,7 @@ pub(super) fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: 
         annotations: map(annotations),
         ports: ports.to_vec(),
         containers: BTreeMap::new(),
+        is_beyond_bound: false,
         devices: None,
         granted: None,
         wants_gpu: true,

@@ -64,6 +64,7 @@ fn pod(uid: &str, name: &str) -> PodOnNode {
         annotations: BTreeMap::new(),
         ports: vec![],
         containers: BTreeMap::new(),
+        is_beyond_bound: false,
         devices: None,
         granted: None,
         wants_gpu: true,

@@ -52,6 +52,8 @@ pub struct PodOnNode {
     /// It is being deleted.
     pub is_leaving: bool,
     pub is_ready: bool,
+    /// It is larger than an agent reads: whether it is ready, and where its engines are, is not known.
+    pub is_beyond_bound: bool,
 }
 
 /// A source of the pods on the node.
@@ -104,6 +106,7 @@ impl PodOnNode {
             wants_gpu: objects::asks_for_vram(pod) || objects::asks_device_plugin(pod),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             is_ready: ready.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+            is_beyond_bound: objects::is_stand_in(&pod.metadata),
         })
     }
 }

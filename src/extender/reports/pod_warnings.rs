@@ -61,7 +61,12 @@ fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<
          stowage.dev/all-gpus.",
         list(&pod.gpus)
     );
-    let key = PodKey::parse(&pod.namespace, &pod.name).ok()?;
+    // It becomes part of a request's path.
+    let is_dns =
+        |text: &str| text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'));
+    let key = PodKey::parse(&pod.namespace, &pod.name)
+        .ok()
+        .filter(|key| is_dns(&key.namespace) && is_dns(&key.name))?;
     Some(PodEvent { key, uid: pod.pod.clone(), kind: PodEventReason::Ungranted, text })
 }
 

@@ -9,6 +9,7 @@ use crate::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue, PodEvent,
     PodEventReason, StatusChange,
 };
+use crate::units::Millis;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::DeleteParams;
@@ -81,18 +82,20 @@ impl ApiControlPlane {
         if waits || self.open().is_err() || !is_due() { Err(refused) } else { self.delete(key, uid).await }
     }
 
-    /// The grace period that a victim gets, in seconds; its own, if the ledger does not know it. To a pod that is being deleted
+    /// The grace period that a victim gets, in seconds; what Kubernetes gives by default, if the ledger does not know it: its own may
+    /// be 0, which frees its name and not its GPUs. To a pod that is being deleted
     /// already the API server gives it if it is shorter than what is left of the pod's own, and asks no disruption budget.
-    fn grace(&self, uid: &PodUid) -> Option<u32> {
+    fn grace(&self, uid: &PodUid) -> u32 {
         let cluster = self.service.cluster();
-        let grace = cluster.eviction_grace(cluster.pod_state(uid)?);
-        Some((grace.0 / 1000) as u32)
+        let known = cluster.pod_state(uid);
+        let grace = known.map_or(Millis::seconds(30), |pod_state| cluster.eviction_grace(pod_state));
+        (grace.0 / 1000) as u32
     }
 
     async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
         let mut params = DeleteParams::default().preconditions(preconditions);
-        params.grace_period_seconds = self.grace(uid);
+        params.grace_period_seconds = Some(self.grace(uid));
         let pods = self.pods(key);
         within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
     }
@@ -107,7 +110,7 @@ impl ApiControlPlane {
             },
             delete_options: Some(DeleteOptions {
                 preconditions: Some(preconditions),
-                grace_period_seconds: self.grace(uid).map(i64::from),
+                grace_period_seconds: Some(self.grace(uid).into()),
                 ..DeleteOptions::default()
             }),
         };

@@ -128,9 +128,9 @@ spec {
 }
 status {
   phase! startTime podIP nominatedNodeName conditions extendedResourceClaimStatus { }
-  initContainerStatuses { name ready restartCount resources { limits requests } allocatedResources }
+  initContainerStatuses { name containerID ready restartCount resources { limits requests } allocatedResources }
   containerStatuses {
-    name ready restartCount resources { limits requests } allocatedResources
+    name containerID ready restartCount resources { limits requests } allocatedResources
     state { running { } terminated { } } lastState { terminated { } }
   }
 }";
@@ -163,7 +163,13 @@ static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
         resource("persistentvolumeclaims", "*", 32, r#"{"status":{"phase":"Lost"}}"#),
         resource("persistentvolumes", "*", 32, UNREADABLE_AFFINITY),
         resource("storageclasses", "*", 32, "{}"),
-        resource("resourceslices", "*", 1024, "{}"),
+        // Which GPUs it publishes is not known: the node is its driver's.
+        resource(
+            "resourceslices",
+            "spec { driver! nodeName! allNodes! pool! * } *",
+            1024,
+            r#"{"spec":{"devices":[{"name":"unknown"}]}}"#,
+        ),
         resource("namespaces", "", 32, "{}"),
     ]
 });

@@ -73,6 +73,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::pods::PodOnNode;
     use crate::kubernetes::objects::{self, BEYOND_BOUND, StorageResource, is_stand_in};
     use crate::scheduling::kube_filters::volumes::{ClaimBinding, StorageObject};
     use crate::scheduling::ledger::ObservedPhase;
@@ -80,6 +81,7 @@ mod tests {
     use crate::scheduling::vocabulary::classification::PodTraits;
     use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+    use k8s_openapi::api::resource::v1::ResourceSlice;
     use kube::api::ListParams;
     use kube::{Api, Client, Resource as KubeResource};
     use serde_json::{Value, json};
@@ -134,6 +136,53 @@ mod tests {
         let volume: PersistentVolume = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
         let StorageObject::Volume(volume) = volume.object() else { panic!("{volume:?}") };
         assert!(volume.unreadable);
+    }
+
+    #[tokio::test]
+    async fn an_agent_sees_a_pod_as_if_it_were_whole() {
+        let container = |name: &str, port: u16| json!({ "name": name, "image": "i", "env": many(&json!({ "name": "A" })), "ports": [{ "containerPort": port }], "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
+        let status = |name: &str| json!({ "name": name, "containerID": format!("containerd://{name}"), "image": "i", "imageID": "i", "ready": true, "restartCount": 0 });
+        let pod = json!({
+            "metadata": {
+                "name": "a", "namespace": "b", "uid": "c", "labels": { "llm-d.ai/engine-type": "vllm" },
+                "annotations": { "stowage.dev/devices": "GPU-1", "stowage.dev/vram-granted": "2", "prometheus.io/port": "9", "x.example/y": "z" },
+            },
+            "spec": { "nodeName": "n", "initContainers": [container("side", 1)], "containers": [container("one", 8000), container("two", 8001)] },
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.1", "conditions": [{ "type": "Ready", "status": "True" }],
+                "initContainerStatuses": [status("side")], "containerStatuses": [status("one"), status("two")],
+            },
+        });
+        let seen = async |answers| PodOnNode::of(&listed::<Pod>(pod.clone(), answers).await).unwrap();
+        let (pruned, whole) = (seen(Answers::Pruned).await, seen(Answers::Whole).await);
+        assert_eq!(pruned, whole);
+        assert_eq!(pruned.containers.len(), 3);
+        assert!(!pruned.is_beyond_bound);
+    }
+
+    #[tokio::test]
+    async fn an_engine_in_a_pod_beyond_its_bound_is_one_that_cannot_be_read() {
+        let labels: serde_json::Map<String, Value> =
+            (0..9000).map(|n| (format!("{n:060}"), json!(""))).collect();
+        let pod = json!({
+            "metadata": { "name": "a", "namespace": "b", "uid": "c", "labels": labels },
+            "spec": { "nodeName": "n", "containers": [{ "name": "e", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }] },
+            "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
+        });
+        let seen = PodOnNode::of(&listed::<Pod>(pod, Answers::Pruned).await).unwrap();
+        assert!(seen.is_beyond_bound && seen.wants_gpu);
+    }
+
+    #[tokio::test]
+    async fn the_node_of_a_resource_slice_beyond_its_bound_is_its_drivers() {
+        let device = json!({ "name": "gpu-0", "attributes": { "uuid": { "string": "GPU-1" } } });
+        let spec = json!({ "driver": "gpu.nvidia.com", "nodeName": "n", "pool": { "name": "p", "generation": 1, "resourceSliceCount": 1 }, "devices": many(&device) });
+        let slice: ResourceSlice = stand_in(spec).await;
+        assert_eq!(
+            (slice.spec.driver.as_str(), slice.spec.node_name.as_deref()),
+            ("gpu.nvidia.com", Some("n"))
+        );
+        assert_eq!(slice.spec.devices.iter().flatten().count(), 1);
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// allow.
 pub const SEVERAL: usize = usize::MAX;
 
-/// Values that the budgets of one namespace may name, and budgets that name none. A decision goes through all of them: beyond that
+/// Budgets of one namespace, with their rules and the values these name. A decision goes through all of them: beyond that
 /// many, every pod of the namespace counts as covered by several.
 const MOST_VALUES: usize = 4096;
 
@@ -37,7 +37,7 @@ impl<'a> BudgetIndex<'a> {
         for (place, budget) in budgets.iter().enumerate() {
             let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
             let wanted = wanted_label(&budget.selector);
-            namespace.values += wanted.map_or(1, |(_, values)| values.len());
+            namespace.values += values_of(&budget.selector);
             match wanted.filter(|_| namespace.values <= MOST_VALUES) {
                 Some((key, values)) => {
                     let of_key = namespace.by_label.entry(key).or_default();
@@ -79,6 +79,16 @@ impl<'a> BudgetIndex<'a> {
 }
 
 /// A label without one of whose values nothing is selected.
+/// What there is to compare a pod with: each rule is looked at, too.
+fn values_of(selector: &Selector) -> usize {
+    let Selector::All(requirements) = selector else { return 1 };
+    let values = requirements.iter().map(|requirement| match &requirement.rule {
+        Rule::In(values) | Rule::NotIn(values) => 1 + values.len(),
+        Rule::Exists | Rule::DoesNotExist | Rule::Above(_) | Rule::Below(_) => 1,
+    });
+    1 + values.sum::<usize>()
+}
+
 fn wanted_label(selector: &Selector) -> Option<(&str, &BTreeSet<String>)> {
     let Selector::All(requirements) = selector else { return None };
     requirements.iter().find_map(|requirement| match &requirement.rule {
