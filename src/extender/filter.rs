@@ -8,6 +8,7 @@ use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::explaining::remedy::RemedyChange;
+use crate::scheduling::ledger::is_of_template;
 use crate::scheduling::placing::fit::sentence;
 use crate::scheduling::placing::rank::{RefusedNodes, Shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -180,9 +181,10 @@ fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mu
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
-    // It is of the pod's own namespace, so the Event may name it.
-    let ledger = extender.service.ledger_to_read();
-    if let Some(old) = ledger.predecessor_in_the_way(&uid) {
+    // It is of the pod's own namespace, so the Event may name it. A copy of the ledger is dear for a pod that has none.
+    if is_of_template(&key, &request.demand)
+        && let Some(old) = extender.service.ledger_to_read().predecessor_in_the_way(&uid)
+    {
         write!(text, " In a rolling update, {}.", RemedyChange::of_predecessor(old))
             .expect("a String takes any text");
     }

@@ -5,6 +5,7 @@ use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::placing::fit::fit;
+use crate::scheduling::vocabulary::demand::Demand;
 
 /// Labels by which controllers tell the pods of one template from those of the next.
 const TEMPLATE_HASHES: [&str; 2] = ["pod-template-hash", "rollouts-pod-template-hash"];
@@ -15,19 +16,24 @@ const MOST_PODS: usize = 10_000;
 /// Old pods that are tried.
 const MOST_PREDECESSORS: usize = 8;
 
+/// Whether a controller made the pod from a template: no other has a predecessor.
+pub(crate) fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
+    workload(key, demand).is_some()
+}
+
 impl Ledger {
     /// The pod of an earlier template that has what this pending pod needs, and its node: without it, the pod would fit there.
     pub(crate) fn predecessor_in_the_way(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
         let pod =
             self.pod_states.get(uid).filter(|pod| pod.waiting().is_some() && !pod.demand.asks_plugin())?;
-        let (name, hash) = workload(pod)?;
+        let (name, hash) = workload(&pod.key, &pod.demand)?;
         if self.pod_states.in_no_order().nth(MOST_PODS).is_some() {
             return None;
         }
         let is_predecessor = |other: &PodState| {
             other.key.namespace == pod.key.namespace
                 && other.key.name.starts_with(name)
-                && workload(other).is_some_and(|(other, of)| other == name && of != hash)
+                && workload(&other.key, &other.demand).is_some_and(|(other, of)| other == name && of != hash)
         };
         let bound =
             self.pod_states.in_no_order().filter(|(_, other)| matches!(other.phase, PodPhase::Bound(_)));
@@ -46,10 +52,10 @@ impl Ledger {
 
 /// The name that a pod's controller has under every template, and the hash of this one. A ReplicaSet names its pods
 /// `WORKLOAD-HASH-RANDOM`.
-fn workload(pod: &PodState) -> Option<(&str, &str)> {
-    let labels = &pod.demand.traits.labels;
+fn workload<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str)> {
+    let labels = &demand.traits.labels;
     let hash = TEMPLATE_HASHES.iter().find_map(|key| labels.get(*key)).filter(|hash| !hash.is_empty())?;
-    let (replica_set, _) = pod.key.name.rsplit_once('-')?;
+    let (replica_set, _) = key.name.rsplit_once('-')?;
     let workload = replica_set.strip_suffix(hash.as_str())?.strip_suffix('-')?;
     (!workload.is_empty()).then_some((workload, hash))
 }
