@@ -89,7 +89,7 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::{CapacityBasis, NodesAtOneTime, Totals};
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
-pub(crate) use rollout::is_of_template;
+pub use rollout::is_of_template;
 pub use set_policy::{Classifications, GPU_LABELS, PreparedPolicy, RetiredPolicy};
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};

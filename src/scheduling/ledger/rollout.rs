@@ -17,7 +17,7 @@ const MOST_PODS: usize = 10_000;
 const MOST_PREDECESSORS: usize = 8;
 
 /// Whether a controller made the pod from a template: no other has a predecessor.
-pub(crate) fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
+pub fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
     workload(key, demand).is_some()
 }
 
