@@ -92,6 +92,8 @@ mod tests {
         K: KubeResource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
         let list = json!({ "metadata": { "resourceVersion": "1" }, "items": [object] }).to_string();
+        // As the API server's encoder writes them.
+        let list = list.replace('<', "\\u003c").replace('é', "\\u00E9").replace('😀', "\\ud83d\\ude00");
         let server = tower::service_fn(move |_: Request<Body>| {
             let body = Body::from(list.clone().into_bytes());
             std::future::ready(Ok::<_, std::io::Error>(Response::new(body)))
@@ -136,6 +138,33 @@ mod tests {
         let volume: PersistentVolume = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
         let StorageObject::Volume(volume) = volume.object() else { panic!("{volume:?}") };
         assert!(volume.unreadable);
+    }
+
+    #[tokio::test]
+    async fn annotations_that_are_dropped_count_for_what_a_binding_may_add() {
+        let pod = |annotations: &Value| {
+            let container = json!({ "name": "c", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
+            let metadata = json!({ "name": "a", "namespace": "b", "uid": "c", "annotations": annotations });
+            json!({ "metadata": metadata, "spec": { "containers": [container] } })
+        };
+        let demand = async |annotations: &Value, answers| {
+            objects::demand(&listed::<Pod>(pod(annotations), answers).await, &Policy::default())
+        };
+        let keys: serde_json::Map<String, Value> =
+            (0..20_000).map(|n| (format!("{n:013}"), json!(""))).collect();
+        for (annotations, is_refused) in [
+            (json!({ "x.example/y": "z".repeat(255 << 10) }), true),
+            (json!({ "a": "z".repeat(100 << 10), "stowage.dev/model": "m", "z": "z".repeat(160 << 10) }), true),
+            (Value::Object(keys), true),
+            // Of text that is written with escapes, what it stands for counts.
+            (json!({ "x": "\"<é😀\\\n\u{2028}".repeat(20_000) }), true),
+            (json!({ "x": "<é😀\"".repeat(20_000), "y": "a\u{1}" }), false),
+            (json!({ "x": "z".repeat(200 << 10) }), false),
+        ] {
+            let whole = demand(&annotations, Answers::Whole).await;
+            assert_eq!(whole.is_err(), is_refused, "{whole:?}");
+            assert_eq!(demand(&annotations, Answers::Pruned).await, whole);
+        }
     }
 
     #[tokio::test]
