@@ -79,6 +79,7 @@ mod tests {
     use crate::scheduling::ledger::ObservedPhase;
     use crate::scheduling::policy::Policy;
     use crate::scheduling::vocabulary::classification::PodTraits;
+    use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
     use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
     use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -138,6 +139,28 @@ mod tests {
         let volume: PersistentVolume = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
         let StorageObject::Volume(volume) = volume.object() else { panic!("{volume:?}") };
         assert!(volume.unreadable);
+    }
+
+    #[tokio::test]
+    async fn devices_of_a_plugin_count_of_a_pod_beyond_its_bound() {
+        let container = |limits: Value| {
+            let resources = json!({ "limits": limits, "requests": limits });
+            json!({ "name": "c", "ports": many(&json!({ "containerPort": 1 })), "resources": resources })
+        };
+        let ask = async |limits: [Value; 2]| {
+            let containers = limits.map(container);
+            let pod: Pod = stand_in(json!({ "nodeName": "n", "containers": containers })).await;
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            objects::observation(&pod, &Policy::default(), None, now).expect("it asks for a GPU").demand.ask
+        };
+        let plugin = |name: &str, count| Ask::Plugin { resource: PluginResource::parse(name).unwrap(), count };
+        let gpu = "nvidia.com/gpu";
+        assert_eq!(ask([json!({ gpu: "2", "cpu": "1" }), json!({ gpu: "3" })]).await, plugin(gpu, 5));
+        let slice = "nvidia.com/mig-1g.10gb";
+        assert_eq!(ask([json!({ slice: "4" }), json!({ "cpu": "1" })]).await, plugin(slice, 4));
+        let many: serde_json::Map<String, Value> =
+            (0..9).map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
+        assert_eq!(ask([many.into(), json!({ "stowage.dev/vram": "1Gi" })]).await, Ask::Vram);
     }
 
     #[tokio::test]

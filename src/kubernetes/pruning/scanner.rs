@@ -402,6 +402,26 @@ mod tests {
     }
 
     #[test]
+    fn what_the_containers_of_a_pod_beyond_its_bound_ask_of_gpus_is_summed_and_stays_small() {
+        let ports: Vec<Value> = (0..10_000).map(|port| json!({ "containerPort": port })).collect();
+        let slices: Value = (0..6).rev().map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
+        let asking = |limits: Value| json!({ "name": "c", "resources": { "limits": limits, "requests": limits } });
+        let large = json!({
+            "metadata": { "annotations": { "stowage.dev/gpus": "2", "stowage.dev/exclusive": "true" } },
+            "spec": {
+                "initContainers": [asking(json!({ "nvidia.com/gpu": "1", "nvidia.com/other": "7" }))],
+                "containers": [asking(slices), asking(json!({ "stowage.dev/vram": "?" })), asking(json!({ "nvidia.com/gpu": "1k" })), { "ports": ports }],
+            },
+            "status": { "containerStatuses": [asking(json!({ "nvidia.com/gpu": "1" }))] },
+        });
+        let out = scanned("pods", &large);
+        let limits = json!({ "nvidia.com/gpu": "1001", "nvidia.com/mig-0": "1", "nvidia.com/mig-1": "1", "nvidia.com/mig-2": "1", "stowage.dev/vram": "?" });
+        assert_eq!(out["spec"]["containers"], json!([{ "name": "?", "resources": { "limits": limits } }]));
+        assert_eq!(out["metadata"]["annotations"]["stowage.dev/gpus"], "2");
+        assert_eq!(out["metadata"]["annotations"]["stowage.dev/exclusive"], "true");
+    }
+
+    #[test]
     fn an_essential_value_beyond_all_measure_is_left_out() {
         let mut large = pod("large");
         large["metadata"]["annotations"]["stowage.dev/devices"] = json!("x".repeat(300 << 10));
