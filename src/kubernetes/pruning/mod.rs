@@ -74,8 +74,12 @@ where
 mod tests {
     use super::*;
     use crate::agent::pods::PodOnNode;
+    use crate::ids::{NodeName, PodUid};
     use crate::kubernetes::objects::{self, BEYOND_BOUND, StorageResource, is_stand_in};
     use crate::scheduling::kube_filters::volumes::{ClaimBinding, StorageObject};
+    use crate::scheduling::kube_filters::{
+        Amounts, AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, Requirements,
+    };
     use crate::scheduling::ledger::ObservedPhase;
     use crate::scheduling::policy::Policy;
     use crate::scheduling::vocabulary::classification::PodTraits;
@@ -86,6 +90,7 @@ mod tests {
     use kube::api::ListParams;
     use kube::{Api, Client, Resource as KubeResource};
     use serde_json::{Value, json};
+    use std::sync::Arc;
 
     /// The first object of a list of this one.
     async fn listed<K>(object: Value, answers: Answers) -> K
@@ -139,6 +144,48 @@ mod tests {
         let volume: PersistentVolume = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
         let StorageObject::Volume(volume) = volume.object() else { panic!("{volume:?}") };
         assert!(volume.unreadable);
+    }
+
+    #[tokio::test]
+    async fn what_a_pod_beyond_its_bound_takes_of_its_node_is_unknown() {
+        let (name, uid) = (|text| NodeName::parse(text).unwrap(), |text| PodUid::parse(text).unwrap());
+        let mut filters = ClusterFilters::default();
+        for node in ["n", "other"] {
+            let (labels, taints, cpu) = (Arc::default(), Arc::new([]), Amounts::of(&[("cpu", 4000)].into()));
+            let machine = FilterNode { name: name(node), labels, taints, allocatable: cpu, pods: 110 };
+            filters.set_machine(machine);
+        }
+        let code = |filters: &ClusterFilters, cpu: u64, node: &str, leaving: &[PodUid]| {
+            let wants = Requirements { amounts: Amounts::of(&[("cpu", cpu)].into()), ..Requirements::default() };
+            let beside = AssumedNodeChange { leaving, coming: &[] };
+            match filters.snapshot().verdict(&uid("new"), &wants, &name(node), &beside) {
+                FilterVerdict::Unsupported(rule) => rule.code(),
+                FilterVerdict::Rejects(reason) => reason.code(),
+                FilterVerdict::Accepts => "accepts",
+            }
+        };
+        let container = json!({ "name": "c", "ports": many(&json!({ "containerPort": 1 })), "resources": { "limits": { "cpu": "3" } } });
+        let node = json!({ "nodeName": "n", "containers": [container] });
+        let footprint = objects::kube_filters::footprint(&stand_in::<Pod>(node).await).unwrap();
+        assert!(footprint.claims_devices, "devices of its node may be its own");
+        filters.set_pod(uid("large"), footprint.clone());
+        assert_eq!(code(&filters, 2000, "n", &[]), "unread-neighbor");
+        assert_eq!(code(&filters, 2000, "n", &[uid("large")]), "accepts", "once it is gone");
+        assert_eq!(code(&filters, 5000, "n", &[]), "insufficient-allocatable", "what is certain is told");
+        assert_eq!(code(&filters, 2000, "other", &[]), "accepts");
+        assert_eq!((filters.free_host(&name("n")), filters.free_host(&name("other")).is_some()), (None, true));
+        filters.remove_pod(&uid("large"));
+        assert_eq!(code(&filters, 2000, "n", &[]), "accepts");
+
+        let waiting: Pod = stand_in(json!({ "containers": [container] })).await;
+        let wants = objects::kube_filters::requirements(&waiting);
+        assert!(wants.unsupported.is_some(), "nor does anybody know where it may be");
+        filters.set_waiting(uid("coming"), wants);
+        let coming = &[uid("coming")];
+        let beside = AssumedNodeChange { leaving: &[], coming };
+        let verdict =
+            filters.snapshot().verdict(&uid("new"), &Requirements::default(), &name("n"), &beside);
+        assert!(matches!(verdict, FilterVerdict::Unsupported(_)), "{verdict:?}");
     }
 
     #[tokio::test]
