@@ -193,6 +193,7 @@ mod tests {
     use super::*;
     use crate::ids::PodKey;
     use crate::scheduling::policy::Policy;
+    use serde_json::json;
 
     fn uid(n: usize) -> PodUid {
         PodUid::parse(&format!("uid-{n}")).unwrap()
@@ -265,6 +266,50 @@ mod tests {
         let counted =
             |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
         assert_eq!((counted("dropped"), counted("suppressed")), (2 * REMEMBERED as u64, WAITING as u64));
+    }
+
+    /// An API server with one pod, and whose namespaces see no more GPUs than others'.
+    fn api_server(writes: Arc<Mutex<Vec<String>>>) -> Client {
+        let answer = move |request: http::Request<kube::client::Body>| {
+            let (path, is_read) = (request.uri().path().to_owned(), request.method() == http::Method::GET);
+            let (code, body) = match (&*path, is_read) {
+                ("/api/v1/namespaces/team-a/pods/llama", true) => (
+                    200,
+                    json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "llama", "namespace": "team-a", "uid": "uid-1" } }),
+                ),
+                ("/api/v1/namespaces", true) => (200, json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] })),
+                (_, true) => (404, json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "" })),
+                (_, false) => (201, json!({ "metadata": {} })),
+            };
+            if !is_read {
+                writes.lock().push(path);
+            }
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            let answer = http::Response::builder().status(code).body(body).unwrap();
+            std::future::ready(Ok::<_, std::io::Error>(answer))
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    #[tokio::test]
+    async fn an_agent_makes_no_event_on_a_pod_that_it_only_names() {
+        let service = Service::new(Policy::default());
+        let (recorder, receiver) = EventRecorder::new(service.clone());
+        // Of a pod on its own node it says the name of another, of a pod that is gone, and the right one.
+        for (n, namespace, name) in
+            [(2, "team-a", "llama"), (3, "kube-public", "victim"), (4, "team-b", "llama"), (1, "team-a", "llama")]
+        {
+            let key = PodKey::parse(namespace, name).unwrap();
+            let notice = PodEvent { key, kind: PodEventReason::Ungranted, ..refusal(n) };
+            recorder.record_event(notice);
+        }
+        drop(recorder);
+        let writes = Arc::new(Mutex::new(Vec::new()));
+        publish(api_server(writes.clone()), service.clone(), "here".into(), receiver).await;
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
+        assert_eq!([counted("unconfirmed"), counted("published"), counted("failed")], [3, 1, 0]);
+        assert_eq!(*writes.lock(), ["/apis/events.k8s.io/v1/namespaces/team-a/events"]);
     }
 
     #[test]
