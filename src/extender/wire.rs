@@ -290,6 +290,9 @@ pub struct BindingResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::objects;
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::vocabulary::demand::RequestError;
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -316,6 +319,47 @@ mod tests {
             let refused: BTreeMap<&String, &&str> = names.iter().zip(phrases).collect();
             let expected = json!({"NodeNames": names[phrases.len()..], "FailedAndUnresolvableNodes": refused});
             prop_assert_eq!(answer(&names, phrases), expected);
+        }
+    }
+
+    /// What a tenant may write reaches kube-scheduler, and from there every verb.
+    #[test]
+    fn of_a_requests_pod_only_what_is_used_is_decoded() {
+        let env: Vec<Value> = (0..20_000).map(|n| json!({ "name": format!("E{n}"), "value": "v" })).collect();
+        let annotations = json!({ "stowage.dev/gpus": "2", "x.example/y": "z".repeat(255 << 10) });
+        let container =
+            json!({ "name": "c", "env": env, "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
+        let pod = json!({
+            "metadata": { "name": "a", "namespace": "b", "uid": "c", "annotations": annotations },
+            "spec": { "containers": [container] },
+        });
+        let filter = json!({ "Pod": pod, "NodeNames": ["n"] }).to_string();
+        let preempt = json!({ "Pod": pod, "NodeNameToMetaVictims": {} }).to_string();
+        let filter: ExtenderArgs<'_> = serde_json::from_str(&filter).unwrap();
+        let preempt: PreemptionArgs<'_> = serde_json::from_str(&preempt).unwrap();
+        for pod in [filter.pod, preempt.pod] {
+            assert_eq!(pod.spec.as_ref().unwrap().containers[0].env, None);
+            let refused = objects::demand(&pod, &Policy::default());
+            assert!(matches!(refused, Err(RequestError::Annotations { .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_requests_pod_beyond_its_bound_is_refused_with_the_way_out() {
+        let ports: Vec<Value> = (0..20_000).map(|port| json!({ "containerPort": port })).collect();
+        let containers = json!([{ "name": "c", "ports": ports, "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }]);
+        let selector: serde_json::Map<String, Value> =
+            (0..9000).map(|n| (format!("{n:060}"), json!(""))).collect();
+        let asking = json!([{ "name": "c", "resources": { "limits": { "nvidia.com/gpu": "1" } } }]);
+        for spec in
+            [json!({ "containers": containers }), json!({ "containers": asking, "nodeSelector": selector })]
+        {
+            let pod = json!({ "metadata": { "name": "a", "namespace": "b", "uid": "c" }, "spec": spec });
+            let body = json!({ "Pod": pod, "NodeNames": ["n"] }).to_string();
+            let args: ExtenderArgs<'_> = serde_json::from_str(&body).unwrap();
+            assert!(objects::identity(&args.pod).is_ok() && objects::asks_for_gpu(&args.pod));
+            let refused = objects::demand(&args.pod, &Policy::default()).unwrap_err();
+            assert_eq!(refused.code(), "too-large", "{refused}");
         }
     }
 
