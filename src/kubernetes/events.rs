@@ -277,8 +277,13 @@ mod tests {
                     200,
                     json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "llama", "namespace": "team-a", "uid": "uid-1" } }),
                 ),
-                ("/api/v1/namespaces", true) => (200, json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] })),
-                (_, true) => (404, json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "" })),
+                ("/api/v1/namespaces", true) => {
+                    (200, json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] }))
+                }
+                (_, true) => (
+                    404,
+                    json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "" }),
+                ),
                 (_, false) => (201, json!({ "metadata": {} })),
             };
             if !is_read {
@@ -296,9 +301,12 @@ mod tests {
         let service = Service::new(Policy::default());
         let (recorder, receiver) = EventRecorder::new(service.clone());
         // Of a pod on its own node it says the name of another, of a pod that is gone, and the right one.
-        for (n, namespace, name) in
-            [(2, "team-a", "llama"), (3, "kube-public", "victim"), (4, "team-b", "llama"), (1, "team-a", "llama")]
-        {
+        for (n, namespace, name) in [
+            (2, "team-a", "llama"),
+            (3, "kube-public", "victim"),
+            (4, "team-b", "llama"),
+            (1, "team-a", "llama"),
+        ] {
             let key = PodKey::parse(namespace, name).unwrap();
             let notice = PodEvent { key, kind: PodEventReason::Ungranted, ..refusal(n) };
             recorder.record_event(notice);

@@ -156,7 +156,8 @@ mod tests {
             filters.set_machine(machine);
         }
         let code = |filters: &ClusterFilters, cpu: u64, node: &str, leaving: &[PodUid]| {
-            let wants = Requirements { amounts: Amounts::of(&[("cpu", cpu)].into()), ..Requirements::default() };
+            let wants =
+                Requirements { amounts: Amounts::of(&[("cpu", cpu)].into()), ..Requirements::default() };
             let beside = AssumedNodeChange { leaving, coming: &[] };
             match filters.snapshot().verdict(&uid("new"), &wants, &name(node), &beside) {
                 FilterVerdict::Unsupported(rule) => rule.code(),
@@ -173,7 +174,10 @@ mod tests {
         assert_eq!(code(&filters, 2000, "n", &[uid("large")]), "accepts", "once it is gone");
         assert_eq!(code(&filters, 5000, "n", &[]), "insufficient-allocatable", "what is certain is told");
         assert_eq!(code(&filters, 2000, "other", &[]), "accepts");
-        assert_eq!((filters.free_host(&name("n")), filters.free_host(&name("other")).is_some()), (None, true));
+        assert_eq!(
+            (filters.free_host(&name("n")), filters.free_host(&name("other")).is_some()),
+            (None, true)
+        );
         filters.remove_pod(&uid("large"));
         assert_eq!(code(&filters, 2000, "n", &[]), "accepts");
 
@@ -183,8 +187,7 @@ mod tests {
         filters.set_waiting(uid("coming"), wants);
         let coming = &[uid("coming")];
         let beside = AssumedNodeChange { leaving: &[], coming };
-        let verdict =
-            filters.snapshot().verdict(&uid("new"), &Requirements::default(), &name("n"), &beside);
+        let verdict = filters.snapshot().verdict(&uid("new"), &Requirements::default(), &name("n"), &beside);
         assert!(matches!(verdict, FilterVerdict::Unsupported(_)), "{verdict:?}");
     }
 
@@ -200,7 +203,8 @@ mod tests {
             let now = jiff::Timestamp::UNIX_EPOCH;
             objects::observation(&pod, &Policy::default(), None, now).expect("it asks for a GPU").demand.ask
         };
-        let plugin = |name: &str, count| Ask::Plugin { resource: PluginResource::parse(name).unwrap(), count };
+        let plugin =
+            |name: &str, count| Ask::Plugin { resource: PluginResource::parse(name).unwrap(), count };
         let gpu = "nvidia.com/gpu";
         assert_eq!(ask([json!({ gpu: "2", "cpu": "1" }), json!({ gpu: "3" })]).await, plugin(gpu, 5));
         let slice = "nvidia.com/mig-1g.10gb";
@@ -224,7 +228,10 @@ mod tests {
             (0..20_000).map(|n| (format!("{n:013}"), json!(""))).collect();
         for (annotations, is_refused) in [
             (json!({ "x.example/y": "z".repeat(255 << 10) }), true),
-            (json!({ "a": "z".repeat(100 << 10), "stowage.dev/model": "m", "z": "z".repeat(160 << 10) }), true),
+            (
+                json!({ "a": "z".repeat(100 << 10), "stowage.dev/model": "m", "z": "z".repeat(160 << 10) }),
+                true,
+            ),
             (Value::Object(keys), true),
             // Of text that is written with escapes, what it stands for counts.
             (json!({ "x": "\"<é😀\\\n\u{2028}".repeat(20_000) }), true),

@@ -405,7 +405,8 @@ mod tests {
     fn what_the_containers_of_a_pod_beyond_its_bound_ask_of_gpus_is_summed_and_stays_small() {
         let ports: Vec<Value> = (0..10_000).map(|port| json!({ "containerPort": port })).collect();
         let slices: Value = (0..6).rev().map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
-        let asking = |limits: Value| json!({ "name": "c", "resources": { "limits": limits, "requests": limits } });
+        let asking =
+            |limits: Value| json!({ "name": "c", "resources": { "limits": limits, "requests": limits } });
         let large = json!({
             "metadata": { "annotations": { "stowage.dev/gpus": "2", "stowage.dev/exclusive": "true" } },
             "spec": {

@@ -3,7 +3,9 @@
 use super::*;
 use crate::ids::PodUid;
 use crate::scheduling::kube_filters::node::{Effect, Toleration, TolerationRule, UNSCHEDULABLE};
-use crate::scheduling::kube_filters::{AssumedNodeChange, ClusterFilters, FilterVerdict, NamespaceScope};
+use crate::scheduling::kube_filters::{
+    AntiAffinity, AssumedNodeChange, ClusterFilters, FilterVerdict, NamespaceScope,
+};
 use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector};
 use serde_json::{Value, json};
 
@@ -304,5 +306,47 @@ fn of_a_pod_with_thousands_of_rules_none_is_kept() {
         let kept = requirements(&pod(spec));
         assert_eq!(kept.unsupported, Some(UnsupportedRule::TooManyRules));
         assert!(kept.node_affinity.is_none() && kept.tolerations.is_empty() && kept.node_selector.is_empty());
+    }
+}
+
+/// They are compared with every pod that waits.
+#[test]
+fn a_bound_pods_anti_affinity_with_thousands_of_rules_may_exclude_any_pod_in_its_topologies() {
+    let values = (0..2000).map(|n| format!("app-{n}")).collect::<Vec<_>>();
+    let apps =
+        |apps: &[String]| json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": apps }] });
+    let bound = |terms: &[Value]| {
+        let required = json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
+        pod(json!({ "nodeName": "a", "affinity": { "podAntiAffinity": required } }))
+    };
+    let repels = |terms: &[Value]| footprint(&bound(terms)).unwrap().repels;
+    let own = NamespaceScope::Of(["team".to_owned()].into());
+    let few = json!({ "topologyKey": "rack", "labelSelector": apps(&values[..900]) });
+    assert!(repels(&[few.clone()]).iter().all(|one| one.selector != Selector::EVERYTHING));
+    let many = json!({ "topologyKey": "zone", "labelSelector": apps(&values) });
+    let kept = repels(&[many.clone(), few.clone(), few.clone()]);
+    let all = |topology: &str, scope| AntiAffinity {
+        scope,
+        selector: Selector::EVERYTHING,
+        topology: topology.into(),
+    };
+    let kept: Vec<_> = kept.iter().map(|one| (**one).clone()).collect();
+    assert_eq!(kept, [all("rack", own.clone()), all("zone", own)]);
+    // Many terms, and names of namespaces.
+    let terms: Vec<Value> = values
+        .iter()
+        .map(|app| json!({ "topologyKey": "zone", "labelSelector": apps(std::slice::from_ref(app)) }))
+        .collect();
+    assert_eq!(repels(&terms).len(), 1);
+    for wide in
+        [json!({ "namespaces": values }), json!({ "namespaceSelector": {}, "labelSelector": apps(&values) })]
+    {
+        let mut term = wide.clone();
+        term["topologyKey"] = json!("zone");
+        let kept = repels(&[term]);
+        assert_eq!(
+            kept.iter().map(|one| (**one).clone()).collect::<Vec<_>>(),
+            [all("zone", NamespaceScope::Selected)]
+        );
     }
 }

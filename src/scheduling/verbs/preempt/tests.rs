@@ -252,7 +252,8 @@ fn what_kube_scheduler_evicts_for_another_resource_than_vram_leaves() {
 #[test]
 fn beside_a_pod_whose_resources_are_unknown_all_that_kube_scheduler_evicts_leaves() {
     let (mut cluster, wants) = with_one_adapter(0);
-    let offered = || vec![OfferedNode { node: "a".into(), victims: vec!["holder".into()], pdb_violations: 0 }];
+    let offered =
+        || vec![OfferedNode { node: "a".into(), victims: vec!["holder".into()], pdb_violations: 0 }];
     // As far as is known there is an adapter for each.
     let (labels, taints) = (Arc::default(), Arc::new([]));
     let allocatable = Amounts::of(&[("example.com/rdma", 2)].into());
@@ -266,9 +267,11 @@ fn beside_a_pod_whose_resources_are_unknown_all_that_kube_scheduler_evicts_leave
         }
     };
     assert_eq!(victims(&wants), [uid("cheap")]);
-    let large = json!({ "node": "a", "amounts": Amounts::default(), "ports": [], "repels": [], "is_unread": true });
+    let large =
+        json!({ "node": "a", "amounts": Amounts::default(), "ports": [], "repels": [], "is_unread": true });
     let footprint = serde_json::from_value(large).unwrap();
-    cluster.apply(FilterPodObserved { uid: uid("large"), pod: FilterPod::Bound { footprint, successor: None } });
+    cluster
+        .apply(FilterPodObserved { uid: uid("large"), pod: FilterPod::Bound { footprint, successor: None } });
     let view = PreemptView { wants, ..view_of(&mut cluster, "asks", offered()) };
     match preempt(view) {
         PreemptDecision::Evict { victims, .. } => assert_eq!(victims.victims, [uid("holder")]),
