@@ -148,7 +148,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_pod_beyond_its_bound_takes_of_its_node_is_unknown() {
-        let (name, uid) = (|text| NodeName::parse(text).unwrap(), |text| PodUid::parse(text).unwrap());
+        let name = |text: &str| NodeName::parse(text).unwrap();
+        let uid = |text: &str| PodUid::parse(text).unwrap();
         let mut filters = ClusterFilters::default();
         for node in ["n", "other"] {
             let (labels, taints, cpu) = (Arc::default(), Arc::new([]), Amounts::of(&[("cpu", 4000)].into()));
