@@ -8,7 +8,7 @@ use super::port::{PodEvent, PodEventReason};
 use crate::ids::PodUid;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
-use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{ListParams, PostParams};
@@ -123,8 +123,10 @@ pub async fn publish(
 ) {
     let params = PostParams::default();
     while let Some(notice) = notices.recv().await {
-        if notice.kind == PodEventReason::Ungranted && sees_all_gpus(&client, &notice.key.namespace).await {
-            count(&service, notice.kind, "exempt");
+        if notice.kind == PodEventReason::Ungranted
+            && let Some(why) = withheld(&client, &notice).await
+        {
+            count(&service, notice.kind, why);
             continue;
         }
         let events: Api<Event> = Api::namespaced(client.clone(), &notice.key.namespace);
@@ -139,6 +141,17 @@ pub async fn publish(
             Err(_) => "failed",
         };
         count(&service, notice.kind, outcome);
+    }
+}
+
+/// Why a pod that an agent found gets no Event. That its UID is of the agent's node is known; what it is called says the agent alone.
+async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Option<&'static str> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
+    let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;
+    let is_it = found.is_ok_and(|pod| pod.is_ok_and(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())));
+    match is_it {
+        true => sees_all_gpus(client, &key.namespace).await.then_some("exempt"),
+        false => Some("unconfirmed"),
     }
 }
 

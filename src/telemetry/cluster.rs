@@ -42,10 +42,10 @@ pub fn ledgers_discarded(families: &mut Families) -> IntCounter {
 pub fn events(families: &mut Families) -> IntCounterVec {
     families.counters(
         "stowage_events_total",
-        "Kubernetes Events, by reason and outcome; a repetition is suppressed, one of too many at once is dropped, and a pod that may see all GPUs is exempt from StowageUngranted.",
+        "Kubernetes Events, by reason and outcome; a repetition is suppressed, one of too many at once is dropped, and a pod that may see all GPUs is exempt from StowageUngranted, for which the API server has to confirm what an agent calls the pod.",
         [
             known("reason", PodEventReason::ALL.map(PodEventReason::reason)),
-            known("outcome", ["published", "suppressed", "dropped", "failed", "exempt"]),
+            known("outcome", ["published", "suppressed", "dropped", "failed", "exempt", "unconfirmed"]),
         ],
     )
 }

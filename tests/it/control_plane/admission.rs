@@ -238,16 +238,27 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
     let (recorder, receiver) = EventRecorder::new(service.clone());
     tokio::spawn(events::publish(stowage, service.clone(), "here".into(), receiver));
     for namespace in ["kube-system", "monitoring", "default"] {
-        recorder.record_event(PodEvent {
-            key: PodKey::parse(namespace, "sees").unwrap(),
-            uid: PodUid::parse(&format!("of-{namespace}")).unwrap(),
-            kind: PodEventReason::Ungranted,
-            text: "it does".into(),
-        });
+        let mut sees = pod(&json!({}));
+        sees["metadata"]["name"] = json!("sees");
+        let pods: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
+        let sees = serde_json::from_value(sees).unwrap();
+        let uid = pods.create(&PostParams::default(), &sees).await.unwrap().metadata.uid.unwrap();
+        for (uid, name) in
+            [(&*uid, "sees"), (&format!("of-{namespace}"), "sees"), (&format!("not-{uid}"), "none")]
+        {
+            recorder.record_event(PodEvent {
+                key: PodKey::parse(namespace, name).unwrap(),
+                uid: PodUid::parse(uid).unwrap(),
+                kind: PodEventReason::Ungranted,
+                text: "it does".into(),
+            });
+        }
     }
     let counted = |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
-    eventually("the Events are written", async || (counted("published") > 0).then_some(())).await;
-    assert_eq!([counted("exempt"), counted("published"), counted("failed")], [2, 1, 0]);
+    let outcomes = ["exempt", "published", "failed", "unconfirmed"];
+    let all = || outcomes.map(counted).iter().sum::<u64>() == 9;
+    eventually("the Events are written", async || all().then_some(())).await;
+    assert_eq!(outcomes.map(counted), [2, 1, 0, 6]);
     let said = world.kubectl(&["get", "events", "--all-namespaces", "--output=name"]).said;
     assert_eq!(said.lines().filter(|line| line.contains("sees")).count(), 1, "{said}");
 }
