@@ -8,11 +8,12 @@ mod rules;
 
 pub(super) use rules::node_terms;
 
-use super::{gates, is_finished};
+use super::{gates, is_finished, is_stand_in};
 use crate::ids::NodeName;
 use crate::scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
 use crate::scheduling::kube_filters::node::{FilterNode, NodeTerm, Taint};
 use crate::scheduling::kube_filters::requirements::{NodeFootprint, Requirements, UnsupportedRule};
+use crate::scheduling::kube_filters::resources::Amounts;
 use crate::scheduling::vocabulary::gpu_wish::GpuWish;
 use crate::scheduling::vocabulary::label_selector::Requirement;
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Volume};
@@ -54,7 +55,8 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
 /// By claims of its own, or by one that kube-scheduler made for an extended resource of a DeviceClass.
 fn claims_devices(pod: &Pod, spec: &PodSpec) -> bool {
     let by_resource = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
-    spec.resource_claims.iter().flatten().next().is_some() || by_resource.is_some()
+    let is_unread = is_stand_in(&pod.metadata);
+    spec.resource_claims.iter().flatten().next().is_some() || by_resource.is_some() || is_unread
 }
 
 /// What a pod requires of a node.
@@ -69,11 +71,13 @@ pub fn requirements(pod: &Pod) -> Requirements {
 
 /// What a bound pod required of its node, and its successor will require again.
 pub fn successor_requirements(pod: &Pod) -> Requirements {
-    let Some(spec) = &pod.spec else { return Requirements::default() };
-    if count_rules(pod, spec) > MOST_RULES {
-        let unsupported = Some(UnsupportedRule::TooManyRules);
-        return Requirements { namespace: namespace(pod), unsupported, ..Requirements::default() };
+    let is_unread = is_stand_in(&pod.metadata)
+        || pod.spec.as_ref().is_some_and(|spec| count_rules(pod, spec) > MOST_RULES);
+    if is_unread {
+        let (amounts, unsupported) = (Amounts::unread(), Some(UnsupportedRule::TooManyRules));
+        return Requirements { namespace: namespace(pod), amounts, unsupported, ..Requirements::default() };
     }
+    let Some(spec) = &pod.spec else { return Requirements::default() };
     let (node_affinity, unread) = rules::node_affinity(spec);
     Requirements {
         namespace: namespace(pod),

@@ -75,7 +75,8 @@ coded! {
             "the pod has required pod affinity or anti-affinity"
             => false;
         "anti-affinity-of-another-pod" AntiAffinityOfAnotherPod,
-            "another pod there, or in the same topology, has a required anti-affinity against pods like this one"
+            "another pod there, or in the same topology, has a required anti-affinity against pods like this one, or more of them \
+         than are looked at"
             => false;
         "topology-spread" TopologySpread,
             "the pod has topologySpreadConstraints with DoNotSchedule"
@@ -115,6 +116,9 @@ coded! {
             => false;
         "unknown-neighbor" UnknownNeighbor,
             "the API server has not shown a pod that is planned for the node"
+            => false;
+        "unread-neighbor" UnreadNeighbor,
+            "what a pod takes of the node that is there, or planned for it, is not known: it is larger than Stowage reads"
             => false;
         "unknown-pod" UnknownPod,
             "the API server has not shown the pod yet"

@@ -3,7 +3,7 @@
 //! A container that was resized in place counts with the largest of its request, its allocation and its running resources. For
 //! pod-level resources that are resized in place only the spec is used.
 
-use super::super::{VRAM, containers};
+use super::super::{VRAM, containers, is_stand_in};
 use crate::scheduling::kube_filters::resources::{Amounts, CPU, ContainerAmounts, NamedAmounts};
 use crate::scheduling::vocabulary::demand::ContainerRole;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
@@ -30,6 +30,9 @@ pub fn of_node(node: &Node) -> (Amounts, u64) {
 
 /// A pod's resources. A quantity that cannot be parsed counts as more than any node has.
 pub fn of_pod(pod: &Pod) -> Amounts {
+    if is_stand_in(&pod.metadata) {
+        return Amounts::unread();
+    }
     let Some(spec) = &pod.spec else { return Amounts::default() };
     let amounts = |(role, container)| ContainerAmounts { role, amounts: of_container(pod, role, container) };
     let containers: Vec<_> = containers(spec).map(amounts).collect();

@@ -2,6 +2,7 @@
 //!
 //! Preferences filter nothing and are left out.
 
+use super::MOST_RULES;
 use crate::kubernetes::objects::disruption_budget::selector;
 use crate::scheduling::kube_filters::node::{Effect, NodeTerm, Taint, Toleration, TolerationRule};
 use crate::scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope, UnsupportedRule};
@@ -64,11 +65,27 @@ pub fn requires_pods_near(spec: &PodSpec) -> bool {
     near.next().is_some()
 }
 
-/// The pod's required pod anti-affinity.
+/// The pod's required pod anti-affinity. With too many rules it may exclude any pod, each topology once.
 pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    let terms = pod.spec.iter().flat_map(required_far);
-    terms.map(|term| Arc::new(repulsion(term, namespace))).collect()
+    let terms = || pod.spec.iter().flat_map(required_far);
+    if pod.spec.as_ref().is_none_or(|spec| count_repelled(spec) <= MOST_RULES) {
+        return terms().map(|term| Arc::new(repulsion(term, namespace))).collect();
+    }
+    let is_own = |term: &PodAffinityTerm| {
+        term.namespace_selector.is_none() && term.namespaces.iter().flatten().all(|one| one == namespace)
+    };
+    let scope = match terms().all(is_own) {
+        true => NamespaceScope::Of(BTreeSet::from([namespace.to_owned()])),
+        false => NamespaceScope::Selected,
+    };
+    let topologies: BTreeSet<&String> = terms().map(|term| &term.topology_key).collect();
+    let any = |topology: &String| AntiAffinity {
+        scope: scope.clone(),
+        selector: Selector::EVERYTHING,
+        topology: topology.clone(),
+    };
+    topologies.into_iter().map(|topology| Arc::new(any(topology))).collect()
 }
 
 /// Labels, names and values in the pod's required pod anti-affinity.

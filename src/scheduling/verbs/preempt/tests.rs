@@ -267,8 +267,7 @@ fn beside_a_pod_whose_resources_are_unknown_all_that_kube_scheduler_evicts_leave
         }
     };
     assert_eq!(victims(&wants), [uid("cheap")]);
-    let large =
-        json!({ "node": "a", "amounts": Amounts::default(), "ports": [], "repels": [], "is_unread": true });
+    let large = json!({ "node": "a", "amounts": Amounts::unread(), "ports": [], "repels": [] });
     let footprint = serde_json::from_value(large).unwrap();
     cluster
         .apply(FilterPodObserved { uid: uid("large"), pod: FilterPod::Bound { footprint, successor: None } });
