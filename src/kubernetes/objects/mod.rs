@@ -92,6 +92,9 @@ pub mod written {
 /// blank.
 pub const BEYOND_BOUND: &str = "Stowage: beyond bound";
 
+/// The annotation with the length of those that are dropped. Nobody can write it, either.
+pub const DROPPED_BYTES: &str = "Stowage: dropped bytes";
+
 /// Whether an object is a stand-in for one beyond its bound, of which little more than its name is known.
 pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
     metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(BEYOND_BOUND))
@@ -141,7 +144,11 @@ pub fn classified_demand(
 /// Whether a pod without a node can take the annotations of its Binding. Those of one that has a node may have them already.
 fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
     let annotations = pod.metadata.annotations.iter().flatten().filter(|_| has_no_node(pod));
-    let bytes: usize = annotations.map(|(key, value)| key.len() + value.len()).sum();
+    let length = |(key, value): (&String, &String)| match key == DROPPED_BYTES {
+        true => value.parse().unwrap_or(0),
+        false => key.len() + value.len(),
+    };
+    let bytes: usize = annotations.map(length).sum();
     let added = binding::most_added(demand);
     if bytes == 0 || demand.asks_plugin() || bytes + added <= MAX_ANNOTATIONS {
         return Ok(());

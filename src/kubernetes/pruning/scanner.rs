@@ -4,21 +4,24 @@
 //! is known of it all the same. What is no JSON comes out as no JSON, for the decoder to say so.
 
 use super::kept::{Kept, Resource};
-use crate::kubernetes::objects::{BEYOND_BOUND, VRAM};
+use crate::kubernetes::objects::{BEYOND_BOUND, DROPPED_BYTES, VRAM};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::units::Bytes;
 use memchr::memchr2;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// What decoded JSON takes beside its text: any value, an object, and one of those that are mostly empty places.
 const VALUE: usize = 32;
 const OBJECT: usize = 96;
 const HEAVY: usize = 3 << 10;
+/// The field of which the length of what is dropped counts.
+const ANNOTATIONS: &str = "annotations";
 /// Longer names are of no field that is kept, nor valid in Kubernetes.
 const LONGEST_NAME: usize = 512;
 /// Of an essential value; the list of a pod's devices is the longest.
 const LONGEST_ESSENTIAL: usize = 8 << 10;
-/// Names of GPU resources kept of a pod beyond its bound.
+/// A device plugin's resources kept of a pod beyond its bound.
 const MOST_GPU_NAMES: usize = 4;
 /// Deeper than any object of Kubernetes.
 const DEEPEST: usize = 64;
@@ -78,8 +81,38 @@ struct ObjectInProgress {
     from: usize,
     takes: usize,
     is_beyond: bool,
-    essentials: Vec<(&'static Kept, Vec<u8>)>,
-    gpu_names: BTreeSet<String>,
+    /// Each with its name and its value.
+    essentials: Vec<(&'static Kept, Vec<u8>, Vec<u8>)>,
+    dropped_annotations: TextLength,
+}
+
+/// How long JSON strings are without quotes and escapes.
+#[derive(Debug, Default)]
+struct TextLength {
+    bytes: usize,
+    /// As much of an escape as has come.
+    escape: Vec<u8>,
+}
+
+impl TextLength {
+    fn add(&mut self, part: &[u8]) {
+        for byte in part {
+            if self.escape.is_empty() && *byte != b'\\' {
+                self.bytes += usize::from(*byte != b'"');
+                continue;
+            }
+            self.escape.push(*byte);
+            self.bytes += match self.escape[..] {
+                [_, b'u', b'0', b'0', b'0'..=b'7', _] => 1,
+                // The latter is half of four.
+                [_, b'u', b'0', b'0'..=b'7', _, _] | [_, b'u', b'd' | b'D', b'8'..=b'f', _, _] => 2,
+                [_, b'u', _, _, _, _] => 3,
+                [_] | [_, b'u', ..] => continue,
+                _ => 1,
+            };
+            self.escape.clear();
+        }
+    }
 }
 
 impl Scanner {
@@ -186,12 +219,10 @@ impl Scanner {
             (Role::Answer, b"items" | b"object") => Some(&self.resource.kept),
             (_, name) => frame.kept.member(name),
         };
-        if let Some(object) = self.object.as_mut().filter(|one| one.gpu_names.len() < MOST_GPU_NAMES)
-            && matches!(frame.kept.name, "limits" | "requests")
-            && let Ok(name) = std::str::from_utf8(&self.name)
-            && (name == VRAM || PluginResource::is_one(name))
-        {
-            object.gpu_names.insert(name.to_owned());
+        if self.value.is_none() {
+            let name = std::mem::take(&mut self.name);
+            self.count_dropped(&name);
+            self.name = name;
         }
     }
 
@@ -220,6 +251,7 @@ impl Scanner {
             if is_named {
                 [&b"\""[..], &name, b"\":"].into_iter().for_each(|part| self.put(part));
             }
+            self.name = name;
             self.charge(VALUE);
         }
         role
@@ -228,7 +260,7 @@ impl Scanner {
     fn begin_scalar(&mut self) {
         self.begin();
         if let (Some(object), Some(kept)) = (&mut self.object, self.value.filter(|kept| kept.is_essential)) {
-            object.essentials.push((kept, Vec::new()));
+            object.essentials.push((kept, self.name.clone(), Vec::new()));
         }
     }
 
@@ -255,6 +287,11 @@ impl Scanner {
 
     fn close(&mut self) {
         let Some(frame) = self.frames.pop() else { return };
+        let dropped = self.object.as_ref().map_or(0, |object| object.dropped_annotations.bytes);
+        if frame.kept.name == ANNOTATIONS && dropped > 0 {
+            let comma = if frame.is_empty { "" } else { "," };
+            self.put(format!("{comma}\"{DROPPED_BYTES}\":\"{dropped}\"").as_bytes());
+        }
         self.put(if frame.is_object { b"}" } else { b"]" });
         if matches!(frame.role, Role::Answer | Role::Object)
             && let Some(object) = self.object.take().filter(|object| object.is_beyond)
@@ -264,14 +301,22 @@ impl Scanner {
     }
 
     fn put_scalar(&mut self, part: &[u8]) {
-        let Some(kept) = self.value.filter(|_| self.dropped == 0) else { return };
-        if let Some((_, text)) = self.object.as_mut().and_then(|object| object.essentials.last_mut())
+        let Some(kept) = self.value.filter(|_| self.dropped == 0) else { return self.count_dropped(part) };
+        if let Some((.., text)) = self.object.as_mut().and_then(|object| object.essentials.last_mut())
             && kept.is_essential
             && text.len() <= LONGEST_ESSENTIAL
         {
             text.extend_from_slice(part);
         }
         self.put(part);
+    }
+
+    /// If it is of an annotation: the API server limits the sum of them all.
+    fn count_dropped(&mut self, part: &[u8]) {
+        let is_annotation = |frame: &Frame| self.dropped == 0 && frame.kept.name == ANNOTATIONS;
+        if let Some(object) = self.object.as_mut().filter(|_| self.frames.last().is_some_and(is_annotation)) {
+            object.dropped_annotations.add(part);
+        }
     }
 
     fn put(&mut self, part: &[u8]) {
@@ -293,14 +338,24 @@ impl Scanner {
 fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
     let mut known: Value = serde_json::from_str(resource.stand_in).unwrap_or_default();
     known["metadata"]["annotations"][BEYOND_BOUND] = json!("");
-    for (kept, text) in object.essentials {
-        if let Some(value) = serde_json::from_slice(&text).ok().filter(|_| text.len() <= LONGEST_ESSENTIAL) {
+    let mut limits = BTreeMap::<String, Option<Bytes>>::new();
+    for (kept, name, text) in object.essentials {
+        let value: Option<Value> =
+            serde_json::from_slice(&text).ok().filter(|_| text.len() <= LONGEST_ESSENTIAL);
+        if kept.path.contains(&"limits") {
+            // As if all containers ran at once: no less than it asks for. It may be that this is not known.
+            let amount = value.and_then(|value| Bytes::parse_quantity(value.as_str()?).ok());
+            let sum = limits.entry(String::from_utf8_lossy(&name).into()).or_insert(Some(Bytes::ZERO));
+            *sum = sum.zip(amount).map(|(sum, amount)| sum + amount);
+        } else if let Some(value) = value {
             *kept.path.iter().fold(&mut known, |value: &mut Value, name| &mut value[*name]) = value;
         }
     }
-    // How much it asks for is not known: of a pod that is bound, the most that it could mean counts.
-    let limits: Value = object.gpu_names.into_iter().map(|name| (name, json!("?"))).collect();
-    if limits.as_object().is_some_and(|limits| !limits.is_empty()) {
+    let vram = limits.remove_entry(VRAM);
+    let devices = limits.into_iter().filter(|(name, _)| PluginResource::is_one(name)).take(MOST_GPU_NAMES);
+    let text = |sum: Option<Bytes>| sum.map_or("?".into(), |sum| sum.0.to_string());
+    let limits: BTreeMap<String, String> = devices.chain(vram).map(|(name, sum)| (name, text(sum))).collect();
+    if !limits.is_empty() {
         known["spec"]["containers"] = json!([{ "name": "?", "resources": { "limits": limits } }]);
     }
     known
@@ -352,7 +407,7 @@ mod tests {
         let mut pod = pod(name);
         let metadata = pod["metadata"].as_object_mut().unwrap();
         metadata.remove("managedFields");
-        metadata["annotations"] = json!({ "stowage.dev/gpus": "2" });
+        metadata["annotations"] = json!({ "stowage.dev/gpus": "2", DROPPED_BYTES: "50" });
         let container = pod["spec"]["containers"][0].as_object_mut().unwrap();
         container.remove("env");
         container["readinessProbe"] = json!({});
@@ -393,9 +448,9 @@ mod tests {
         let left = json!({
             "metadata": {
                 "name": "large", "namespace": "a", "uid": "large",
-                "annotations": { BEYOND_BOUND: "", "karpenter.sh/do-not-disrupt": "true", "stowage.dev/devices": "GPU-1" },
+                "annotations": { BEYOND_BOUND: "", "karpenter.sh/do-not-disrupt": "true", "stowage.dev/devices": "GPU-1", "stowage.dev/gpus": "2" },
             },
-            "spec": { "nodeName": "n", "priority": -7, "containers": [{ "name": "?", "resources": { "limits": { "stowage.dev/vram": "?" } } }] },
+            "spec": { "nodeName": "n", "priority": -7, "containers": [{ "name": "?", "resources": { "limits": { "stowage.dev/vram": "1073741824" } } }] },
             "status": { "phase": "Running" },
         });
         assert_eq!(out["items"], json!([left, kept_pod("a"), left]));
