@@ -3,9 +3,12 @@
 //! Requests borrow from the body. Whole nodes (`nodeCacheCapable: false`) stay raw text: only their names are parsed, and nodes
 //! that pass are sent back byte for byte.
 
+use super::request::with_path;
+use crate::kubernetes::pruning;
 use crate::scheduling::verbs::preempt::OfferedNode;
 use k8s_openapi::api::core::v1::Pod;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,11 +17,18 @@ use std::collections::BTreeMap;
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderArgs<'a> {
+    #[serde(deserialize_with = "used_of_pod")]
     pub pod: Pod,
     #[serde(borrow)]
     pub nodes: Option<NodeList<'a>>,
     #[serde(borrow)]
     pub node_names: Option<Vec<WireName<'a>>>,
+}
+
+/// A tenant's pod may be megabytes of what no verb reads.
+fn used_of_pod<'a, D: Deserializer<'a>>(whole: D) -> Result<Pod, D::Error> {
+    let used = pruning::of_pod(<&RawValue>::deserialize(whole)?.get());
+    serde_json::from_slice(&used).map_err(|error| D::Error::custom(with_path::<Pod>(&used, &error)))
 }
 
 #[derive(Debug, Deserialize)]
@@ -177,6 +187,7 @@ pub struct HostPriority<'a> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct PreemptionArgs<'a> {
+    #[serde(deserialize_with = "used_of_pod")]
     pub pod: Pod,
     #[serde(borrow)]
     pub node_name_to_victims: Option<BTreeMap<WireName<'a>, Option<Victims<'a>>>>,

@@ -134,6 +134,9 @@ pub fn classified_demand(
     pod: &Pod,
     classify: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
+    if is_stand_in(&pod.metadata) {
+        return Err(RequestError::TooLarge);
+    }
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     let wish = kube_filters::gpu_wish(pod).map(Arc::new);

@@ -177,6 +177,10 @@ static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
 });
 
 impl Resource {
+    pub fn pods() -> &'static Self {
+        &RESOURCES[0]
+    }
+
     /// The kind that a request's path is about.
     pub fn of_path(path: &str) -> Option<&'static Self> {
         let mut parts = path.split('/').skip(1);

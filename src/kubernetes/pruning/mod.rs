@@ -62,6 +62,11 @@ where
     }
 }
 
+/// What is used of a pod that is whole.
+pub fn of_pod(whole: &str) -> Vec<u8> {
+    Scanner::new(Resource::pods()).feed(whole.as_bytes())
+}
+
 fn pruned<B>(body: B, mut scanner: Scanner) -> PrunedBody
 where
     B: HttpBody<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,

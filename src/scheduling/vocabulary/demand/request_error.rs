@@ -44,6 +44,10 @@ coded! {
             "the pod's annotations have {bytes} bytes, and its Binding may add {added}; the API server refuses every later write of \
          a pod with more than {MAX_ANNOTATIONS}: keep what is large in a ConfigMap"
             => "the pod's annotations leave no place for those of its Binding";
+        "too-large" TooLarge,
+            "the pod is larger than Stowage reads: it has more than 256 KiB of labels, annotations, selectors, ports and the like, or \
+         more than some 70 containers and volumes"
+            => "the pod is larger than Stowage reads";
         "bad-model" Model(error: crate::ids::InvalidName),
             "the model's name is not usable: {error}"
             => "the model's name is not usable";
