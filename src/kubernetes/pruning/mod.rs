@@ -76,6 +76,9 @@ where
 }
 
 #[cfg(test)]
+mod kept_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::agent::pods::PodOnNode;
