@@ -150,18 +150,21 @@ async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Opti
     let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;
     let is_it = found.is_ok_and(|pod| pod.is_ok_and(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())));
     match is_it {
-        true => sees_all_gpus(client, &key.namespace).await.then_some("exempt"),
+        true => (sees_all_gpus(client, &key.namespace).await == Some(true)).then_some("exempt"),
         false => Some("unconfirmed"),
     }
 }
 
 /// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
-/// namespaces are watched only where a policy needs them.
-async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
+/// namespaces are watched only where a policy needs them. `None` if the API server does not say.
+pub(super) async fn sees_all_gpus(client: &Client, namespace: &str) -> Option<bool> {
+    if namespace == EXEMPT {
+        return Some(true);
+    }
     let of_name = ListParams::default().fields(&format!("metadata.name={namespace}")).labels(SEES_ALL_GPUS);
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
-    namespace == EXEMPT || listed.is_ok_and(|listed| listed.is_ok_and(|listed| !listed.items.is_empty()))
+    Some(!listed.ok()?.ok()?.items.is_empty())
 }
 
 fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
