@@ -319,6 +319,8 @@ mod tests {
         assert_eq!(leaving("2026-03-01T12:00:20Z", 30), Some((10, 30)));
         assert_eq!(leaving("2026-03-01T11:59:00Z", 30), Some((90, 30)));
         assert_eq!(leaving("2026-03-01T12:00:20Z", 0), Some((0, 20)));
+        // Only if this clock is behind is more left than was given.
+        assert_eq!(leaving("2026-03-01T13:00:00Z", 30), Some((0, 30)));
         assert_eq!(of(json!({})).leaving, None);
     }
 

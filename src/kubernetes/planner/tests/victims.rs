@@ -463,3 +463,18 @@ async fn a_victim_that_was_never_asked_to_leave_in_time_is_not_blamed() {
     assert_eq!((evictions_in(&written), refusal_of(&bench, "job")), (vec![], None));
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
+
+#[tokio::test]
+async fn a_new_leader_waits_for_a_victim_that_its_predecessor_told_to_end_sooner() {
+    for (ended_ago, grace, waits) in [(3_600, 30, true), (5, 600, true), (-20, 30, true), (3_600, 700, false)]
+    {
+        let mut bench = PlannerFixture::new(&["n"]);
+        let mut leaving = deleted(job("job", "n"), -ended_ago);
+        leaving["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+        bench.take_over(leaving);
+        bench.show(gated("serving", 50, 100));
+        let asked = evicted(&mut bench).await;
+        assert_eq!(asked.is_empty(), waits, "{ended_ago}, {grace}");
+        assert_eq!(bench.service.cluster().totals().reservations, 1, "{ended_ago}, {grace}");
+    }
+}
