@@ -234,7 +234,9 @@ fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     Some(match millis_between(ends, now) {
         Ok(over) => PodDeletion { asked_ago: grace + over, grace },
         Err(left) => {
-            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace: grace.max(left) }
+            // More than it was given is left only by a clock that is behind.
+            let grace = if grace == Millis(0) { left } else { grace };
+            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace }
         }
     })
 }
