@@ -476,17 +476,18 @@ fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
 
 #[test]
 fn pods_in_the_way_that_the_reader_may_not_see_are_counted_once() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 2).node("b", 2);
-    for (name, node, gpus) in [("x", "a", vec![0]), ("y", "a", vec![1]), ("both", "b", vec![0, 1])] {
-        let engine = Sketch { priority: 0, gpus: Some(gpus.len() as u32), ..of_others(name, "30Gi") };
-        world.bound(&engine, node, &gpus, false);
-    }
     let asks = Sketch { gpus: Some(2), ..pod("p", "20Gi") };
-    for (busy, told) in [(["a", "b"], "2 pods of others"), (["b", "a"], "1 pod of others")] {
-        for (node, kv_cache) in busy.into_iter().zip([95, 99]) {
-            world.report(node, &[(0, kv_cache, 0), (1, kv_cache, 0)], &[]);
-            world.pass(Millis::seconds(1));
+    for (engines, told) in [
+        (&[("x", &[0][..]), ("y", &[1])][..], "2 pods of others"),
+        (&[("x", &[0, 1])], "1 pod of others"),
+        (&[("x", &[0, 1]), ("y", &[1]), ("z", &[0])], "3 pods of others"),
+    ] {
+        let mut world = ExplainedCluster::new(Policy::default()).node("a", 2);
+        for (name, gpus) in engines {
+            let engine = Sketch { priority: 0, gpus: Some(gpus.len() as u32), ..of_others(name, "20Gi") };
+            world.bound(&engine, "a", gpus, false);
         }
+        world.report("a", &[(0, 95, 0), (1, 95, 0)], &[]);
         let (_, text) = told_to(PodAccess::Namespace, &mut world, &asks);
         assert!(text.contains(&format!("(the engine of {told})")), "{text}");
     }
