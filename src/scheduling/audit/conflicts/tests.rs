@@ -106,6 +106,29 @@ fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
 }
 
 #[test]
+fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
+    let parties = ["a/x", "b/x", "b/y", "b/z"].map(|name| Party {
+        uid: uid(&name.replace('/', "-")),
+        key: key(name),
+        bytes: Bytes(10 * GIB),
+        role: PartyRole::Holds,
+    });
+    let conflict = GpuConflict {
+        kind: GpuConflictKind::ReservationsOverlap,
+        node: node("n"),
+        gpu: gpu("GPU-0"),
+        parties: parties.into(),
+        capacity: None,
+    };
+    for (reader, told) in [
+        ("a/x", "overlap: 3 pods of others (30.0 GiB), a/x (10.0 GiB, reserved) reserve 40.0 GiB."),
+        ("c/x", "overlap: 4 pods of others (40.0 GiB) reserve 40.0 GiB."),
+    ] {
+        assert!(conflict.told_to(&key(reader)).ends_with(told), "{}", conflict.told_to(&key(reader)));
+    }
+}
+
+#[test]
 fn a_pod_that_terminates_counts_until_it_is_gone() {
     let leaving = Grant { leaving: true, ..grant(50, 1) };
     let mut bench =
