@@ -10,7 +10,7 @@ function stage(of) {
   switch (of.state) {
     case "bound": return `Bound to ${of.node} for ${time(of.runningForMillis)}; granted ${bytes(of.grantedBytes)}${of.gpus ? ` on ${of.gpus.join(", ")}` : "; on which GPUs is unknown"}.`;
     case "assumed": return `${bytes(of.grantedBytes)} on ${of.node}; the Binding is being written.`;
-    case "reserved": return `${plural(of.gpus.length, "GPU")} of ${of.node} for ${time(of.deadlineInMillis)} more; ${of.victimsLeft} of ${plural(of.victims.length, "victim")} not terminated yet.`;
+    case "reserved": return `${plural(of.gpus.length, "GPU")} of ${of.node} for ${time(of.deadlineInMillis)} more; ${plural(of.victimsLeft, "victim")} not terminated yet.`;
     default: {
       if (of.gate === "planned") return `Gated by stowage.dev/plan; ${of.failedAttempts ? `${plural(of.failedAttempts, "attempt")} of the planner failed in a row` : "the planner has not tried it yet"}.`;
       if (of.gate === "others") return "Gated by a scheduling gate that is not Stowage's.";

@@ -234,7 +234,9 @@ fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     Some(match millis_between(ends, now) {
         Ok(over) => PodDeletion { asked_ago: grace + over, grace },
         Err(left) => {
-            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace: grace.max(left) }
+            // More than it was given is left only by a clock that is behind.
+            let grace = if grace == Millis(0) { left } else { grace };
+            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace }
         }
     })
 }
@@ -319,6 +321,8 @@ mod tests {
         assert_eq!(leaving("2026-03-01T12:00:20Z", 30), Some((10, 30)));
         assert_eq!(leaving("2026-03-01T11:59:00Z", 30), Some((90, 30)));
         assert_eq!(leaving("2026-03-01T12:00:20Z", 0), Some((0, 20)));
+        // Only if this clock is behind is more left than was given.
+        assert_eq!(leaving("2026-03-01T13:00:00Z", 30), Some((0, 30)));
         assert_eq!(of(json!({})).leaving, None);
     }
 

@@ -8,7 +8,7 @@ use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
 use crate::kubernetes::retry::{Backoff, RetryState};
 use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::verbs::observe::PodReleased;
-use crate::scheduling::verbs::wait::{EvictionRefused, PodEvicted};
+use crate::scheduling::verbs::wait::{EvictionRefused, EvictionsNotMade, PodEvicted};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
@@ -46,6 +46,9 @@ impl Planner {
                 self.note_unanswered(uid, answer);
             }
             PlannerWrite::Evict { uid, task, .. } => {
+                if task.counts_each_attempt() {
+                    self.take_back(uid);
+                }
                 let attempt = match task {
                     EvictionTask::Reservation { preemptor } => {
                         let progress = self.progress_of.get_mut(preemptor);
@@ -168,7 +171,13 @@ impl Planner {
     ) {
         match &outcome {
             EvictionOutcome::Evicted => self.service.cluster().apply(PodEvicted(victim.clone())),
-            EvictionOutcome::Refused { message } => self.note_refused(victim, message),
+            EvictionOutcome::Refused { message } => {
+                self.take_back(victim);
+                self.note_refused(victim, message);
+            }
+            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff if task.counts_each_attempt() => {
+                self.take_back(victim);
+            }
             EvictionOutcome::Gone
             | EvictionOutcome::TryLater { .. }
             | EvictionOutcome::CalledOff
@@ -224,6 +233,10 @@ impl Planner {
         if self.progress_toward(uid, &reservation_status.reservation).is_some() {
             self.call_off(&reservation_status, &because(&reservation_status.key), failed_by, now);
         }
+    }
+
+    pub(super) fn take_back(&self, victim: &PodUid) {
+        self.service.cluster().apply(EvictionsNotMade(vec![victim.clone()]));
     }
 
     /// The pod cannot be evicted for now, whoever would have its GPUs.

@@ -111,6 +111,11 @@ impl ReservationProgress {
         self.evictions.entry(victim.clone()).or_default()
     }
 
+    /// Whether the eviction of this victim was requested: it may be under way.
+    fn has_asked(&self, victim: &PodUid) -> bool {
+        self.evictions.get(victim).is_some_and(|attempt| !attempt.is_due(Moment::default()))
+    }
+
     /// The result of nominating the pod. A written nomination shows in the watch, later if the API server is busy; writing it
     /// again would keep it busier.
     pub fn note_nominated(&mut self, now: Moment, is_ok: bool, is_gated: bool) {
@@ -205,6 +210,9 @@ impl Planner {
         {
             let text =
                 format!("{} may no longer be evicted for it", stays.key.named_to(&reservation_status.key));
+            if !progress.has_asked(&stays.uid) {
+                self.take_back(&stays.uid);
+            }
             self.note_refused(&stays.uid, "it came under protection when it was to leave");
             return self.call_off(reservation_status, &text, FailedBy::Victim, now);
         }
@@ -215,8 +223,14 @@ impl Planner {
         {
             let text =
                 format!("{} would not have terminated in time", late.key.named_to(&reservation_status.key));
-            self.note_refused(&late.uid, "it did not begin to leave in time");
-            return self.call_off(reservation_status, &text, FailedBy::Victim, now);
+            let failed_by = if progress.has_asked(&late.uid) {
+                self.note_refused(&late.uid, "it did not begin to leave in time");
+                FailedBy::Victim
+            } else {
+                self.take_back(&late.uid);
+                FailedBy::Preemptor
+            };
+            return self.call_off(reservation_status, &text, failed_by, now);
         }
         let due: Vec<&RemainingVictim> = reservation_status
             .remaining

@@ -187,6 +187,14 @@ fn is_still_due(ledger: &Ledger, uid: &PodUid, why: &EvictionReason, task: &Evic
 }
 
 impl EvictionTask {
+    /// Whether each attempt counts within the eviction rates by itself. Of the others, one counts for all.
+    pub(super) fn counts_each_attempt(&self) -> bool {
+        match self {
+            Self::Relief | Self::LoanEnd | Self::Overuse => true,
+            Self::Reservation { .. } | Self::OrphanedMember => false,
+        }
+    }
+
     fn code(&self) -> &'static str {
         match self {
             Self::Reservation { .. } => "preemption",

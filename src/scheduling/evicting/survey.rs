@@ -436,14 +436,15 @@ impl<'l> GroupVictims<'l> {
 struct CandidateIndex<'l> {
     gangs: BTreeMap<&'l GroupKey, u16>,
     budgets: Vec<usize>,
+    /// Where each is among them.
+    of_budget: BTreeMap<usize, u16>,
 }
 
 impl CandidateIndex<'_> {
     fn budget(&mut self, budget: usize) -> u16 {
-        let known = self.budgets.iter().position(|known| *known == budget);
-        known.unwrap_or_else(|| {
+        *self.of_budget.entry(budget).or_insert_with(|| {
             self.budgets.push(budget);
-            self.budgets.len() - 1
-        }) as u16
+            (self.budgets.len() - 1) as u16
+        })
     }
 }

@@ -287,8 +287,13 @@ fn within(
 
 /// Whether budgets forbid its eviction even alone.
 fn overdraws(candidate: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
-    let covered = |budget: u16| unit.budgets.iter().filter(|other| **other == budget).count() as u32;
-    unit.budgets.iter().any(|budget| covered(*budget) > candidate.budgets[usize::from(*budget)])
+    // A group may have thousands of members, each under a budget of its own.
+    let mut left = candidate.budgets.clone();
+    let is_beyond = |budget: &u16| {
+        let left = &mut left[usize::from(*budget)];
+        std::mem::replace(left, left.saturating_sub(1)) == 0
+    };
+    unit.budgets.iter().any(is_beyond)
 }
 
 /// The node's GPUs without any of these units.

@@ -20,8 +20,9 @@ use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Millis, Percent};
+use crate::units::{Bytes, Millis, Percent, plural};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Why one pod is where it is, and what would have to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +85,7 @@ pub struct ConflictPart {
 impl ConflictPart {
     /// As the reader of an explanation of `own` may see it.
     pub fn shown_to(reader: PodAccess, own: &PodKey, conflict: &GpuConflict) -> Self {
-        let text = conflict.told(&|pod| reader.name(own, pod));
+        let text = conflict.told(&|pod| reader.shows(own, pod));
         let mut conflict = conflict.clone();
         conflict.parties.retain(|party| reader.shows(own, &party.key));
         Self { conflict, text }
@@ -440,13 +441,30 @@ pub struct GpuPart {
     pub wake: Option<WakePart>,
 }
 
-/// Pods on a GPU that the reader may not see.
+/// Pods that the reader may not see.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OthersPart {
     pub pods: u32,
-    /// The VRAM that counts on this GPU.
+    /// The VRAM that counts on this GPU; of victims, over all their GPUs.
     pub bytes: Bytes,
+}
+
+impl OthersPart {
+    /// `None` of no pod.
+    pub fn sum(each: impl IntoIterator<Item = Bytes>) -> Option<Self> {
+        let add = |sum: Option<Self>, one| {
+            let Self { pods, bytes } = sum.unwrap_or_default();
+            Some(Self { pods: pods + 1, bytes: bytes + one })
+        };
+        each.into_iter().fold(None, add)
+    }
+}
+
+impl fmt::Display for OthersPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of others ({})", plural(self.pods, "pod"), self.bytes)
+    }
 }
 
 /// A wake in place of a start, from binding until the model answers.

@@ -129,12 +129,7 @@ impl Facts {
         self.reader.shows(&self.entry.key, pod)
     }
 
-    /// What the reader may call this pod.
-    pub fn name(&self, pod: &PodKey) -> String {
-        self.reader.name(&self.entry.key, pod)
-    }
-
-    /// The same of several.
+    /// What the reader may call these pods.
     pub fn names<'a>(&self, pods: impl IntoIterator<Item = &'a PodKey>) -> Vec<String> {
         self.reader.names(&self.entry.key, pods)
     }
@@ -215,10 +210,10 @@ impl NodeDetails {
         known.map(|(_, reading, smoothed)| (*reading, *smoothed))
     }
 
-    /// The pods on the GPU at `place` of `devices`; none, if the node has other devices by now.
-    pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> GpuOccupants<'a> {
+    /// The pods on the GPUs at `places` of `devices`; none, if the node has other devices by now.
+    pub fn on<'a>(&'a self, devices: &[Device], places: GpuSet, facts: &'a Facts) -> GpuOccupants<'a> {
         let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
-        GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), place, facts }
+        GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), places, facts }
     }
 }
 
@@ -229,22 +224,22 @@ fn engine_loads(ledger: &Ledger, node: &NodeName) -> Vec<(GpuUuid, EngineLoad, S
         .collect()
 }
 
-/// The pods on one GPU, for sentences that name them.
+/// The pods on some GPUs, for sentences that name them.
 #[derive(Clone, Copy)]
 pub struct GpuOccupants<'a> {
     occupants: &'a [Occupant],
     keep_reason: Option<&'a BTreeMap<PodUid, KeepReason>>,
-    place: usize,
+    places: GpuSet,
     facts: &'a Facts,
 }
 
 impl<'a> GpuOccupants<'a> {
     pub fn nobody(facts: &'a Facts) -> Self {
-        Self { occupants: &[], keep_reason: None, place: 0, facts }
+        Self { occupants: &[], keep_reason: None, places: GpuSet::default(), facts }
     }
 
     pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
-        self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.contains(self.place))
+        self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.meets(self.places))
     }
 
     /// Why one of these pods may not be evicted for the pod, as text.

@@ -261,7 +261,7 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
         .map(|Wake { woken, loaded }| WakePart { woken_in_millis: woken, loaded_in_millis: loaded });
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
-        let gpu_occupants = known.on(&node.devices, place, facts);
+        let gpu_occupants = known.on(&node.devices, GpuSet::one(place), facts);
         let read = known.engine_load(&device.uuid);
         let part = gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts);
         GpuPart {
@@ -339,11 +339,7 @@ fn gpu_part(
 
 fn others(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>, facts: &Facts) -> Option<OthersPart> {
     let hidden = gpu_occupants.iter().filter(|gpu_occupant| !facts.shows(&gpu_occupant.key));
-    let sum = hidden.fold(OthersPart::default(), |OthersPart { pods, bytes }, one| OthersPart {
-        pods: pods + 1,
-        bytes: bytes + gpu.charge_for(one.per_gpu, one.sharing),
-    });
-    (sum.pods > 0).then_some(sum)
+    OthersPart::sum(hidden.map(|one| gpu.charge_for(one.per_gpu, one.sharing)))
 }
 
 fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, facts: &Facts) -> OccupantPart {

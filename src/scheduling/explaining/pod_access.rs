@@ -1,9 +1,8 @@
 //! Which pods the reader of an explanation may see. Of the others it has sums, and no names.
 
 use crate::ids::PodKey;
-
-/// Stands for every pod that the reader may not see.
-const OTHERS: &str = "pods of others";
+use crate::units::plural;
+use std::collections::BTreeSet;
 
 /// The pods that a reader may see, of whom it is known that it may see the explained one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,14 +24,11 @@ impl PodAccess {
         }
     }
 
-    pub fn name(self, own: &PodKey, other: &PodKey) -> String {
-        if self.shows(own, other) { other.to_string() } else { OTHERS.into() }
-    }
-
-    /// The names of these pods; all that may not be seen have one together.
+    /// The names of these pods, after the number of those that may not be seen.
     pub(super) fn names<'a>(self, own: &PodKey, others: impl IntoIterator<Item = &'a PodKey>) -> Vec<String> {
-        let (shown, hidden): (Vec<_>, Vec<_>) = others.into_iter().partition(|other| self.shows(own, other));
-        let hidden = hidden.first().map(|_| OTHERS.to_owned());
-        shown.into_iter().map(ToString::to_string).chain(hidden).collect()
+        let each: BTreeSet<&PodKey> = others.into_iter().collect();
+        let (shown, hidden): (Vec<_>, Vec<_>) = each.into_iter().partition(|other| self.shows(own, other));
+        let hidden = (!hidden.is_empty()).then(|| format!("{} of others", plural(hidden.len(), "pod")));
+        hidden.into_iter().chain(shown.into_iter().map(ToString::to_string)).collect()
     }
 }

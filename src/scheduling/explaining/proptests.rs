@@ -232,11 +232,23 @@ proptest! {
             };
             gpus.map(sum).collect()
         };
+        let evicted = |explanation: &Explanation| -> Vec<u32> {
+            let changes = explanation.remedies.iter().map(|one| &one.change);
+            let evicted = changes.filter_map(|change| match change {
+                RemedyChange::Preempt { victims, others, .. } => {
+                    Some(victims.len() as u32 + others.map_or(0, |others| others.pods))
+                }
+                _ => None,
+            });
+            evicted.collect()
+        };
         for (reader, hidden) in [(PodAccess::Namespace, &["elsewhere"][..]), (PodAccess::Own, &["elsewhere", "team/pod"])] {
             let told = explain_to(reader, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
             let text = serde_json::to_string(&told).unwrap();
             prop_assert!(!hidden.iter().any(|name| text.contains(name)), "{reader:?}: {text}");
-            prop_assert_eq!(sums(&told), sums(&all));
+            prop_assert_eq!((sums(&told), evicted(&told)), (sums(&all), evicted(&all)));
+            let is_told_twice = text.split('"').any(|part| part.matches(" of others").count() > 1);
+            prop_assert!(!is_told_twice, "{text}");
             let changes = |told: &Explanation| told.remedies.iter().map(|one| one.change.code()).collect::<Vec<_>>();
             prop_assert_eq!((told.verdict, changes(&told)), (all.verdict, changes(&all)));
         }

@@ -4,7 +4,7 @@ use super::explanation::{PodStage, PodVerdict};
 use super::obstacle::Obstacle;
 use super::remedy::{PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, Sketch, name, pod};
-use super::{Explanation, ShownNodes, explain};
+use super::{Explanation, PodAccess, ShownNodes, explain, explain_to};
 use crate::scheduling::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, GroupKey, GroupKind};
@@ -433,4 +433,94 @@ fn what_no_wait_changes_is_told_beside_the_remedies() {
     assert!(large.remedies.iter().all(|remedy| !remedy.text.contains("will not help")));
     let small = explained(&mut world, &pod("small", "10Gi"));
     assert_eq!((small.impasse, small.verdict), (None, PodVerdict::Fits));
+}
+
+fn of_others(name: &str, vram: &str) -> Sketch {
+    Sketch { namespace: "elsewhere", priority: -1, ..pod(name, vram) }
+}
+
+/// The explanation as text of JSON, and its remedies' sentences.
+fn told_to(reader: PodAccess, world: &mut ExplainedCluster, asks: &Sketch) -> (serde_json::Value, String) {
+    let uid = world.wait(asks);
+    let told = explain_to(reader, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let remedies: Vec<&str> = told.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
+    (serde_json::to_value(&told).unwrap(), remedies.join("\n"))
+}
+
+#[test]
+fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
+    let own = Sketch { priority: -1, ..pod("own", "10Gi") };
+    for (reader, named, others) in [
+        (PodAccess::All, vec!["elsewhere/x", "elsewhere/y", "team/own"], None),
+        (PodAccess::Namespace, vec!["team/own"], Some((2, 45))),
+        (PodAccess::Own, vec![], Some((3, 55))),
+    ] {
+        let mut world = ExplainedCluster::new(Policy::default())
+            .node("a", 1)
+            .runs(&of_others("x", "15Gi"), "a", &[0])
+            .runs(&of_others("y", "30Gi"), "a", &[0])
+            .runs(&own, "a", &[0]);
+        let (json, text) = told_to(reader, &mut world, &pod("p", "72Gi"));
+        let change =
+            json["remedies"].as_array().unwrap().iter().find(|one| one["change"] == "preempt").unwrap();
+        let victims: Vec<&str> =
+            change["victims"].as_array().unwrap().iter().map(|one| one["pod"].as_str().unwrap()).collect();
+        assert_eq!(victims, named);
+        let told = others.map(|(pods, gib)| {
+            assert!(text.contains(&format!("{pods} pods of others ({gib}.0 GiB)")), "{text}");
+            serde_json::json!({ "pods": pods, "bytes": (gib as u64) << 30 })
+        });
+        assert_eq!(change["others"], told.unwrap_or_default());
+        assert_eq!(text.matches("opportunistic").count(), named.len(), "{text}");
+    }
+}
+
+#[test]
+fn pods_in_the_way_that_the_reader_may_not_see_are_counted_once() {
+    let asks = Sketch { gpus: Some(2), ..pod("p", "20Gi") };
+    for (engines, told) in [
+        (&[("x", &[0][..]), ("y", &[1])][..], "2 pods of others"),
+        (&[("x", &[0, 1])], "1 pod of others"),
+        (&[("x", &[0, 1]), ("y", &[1]), ("z", &[0])], "3 pods of others"),
+    ] {
+        let mut world = ExplainedCluster::new(Policy::default()).node("a", 2);
+        for (name, gpus) in engines {
+            let engine = Sketch { priority: 0, gpus: Some(gpus.len() as u32), ..of_others(name, "20Gi") };
+            world.bound(&engine, "a", gpus, false);
+        }
+        world.report("a", &[(0, 95, 0), (1, 95, 0)], &[]);
+        let (_, text) = told_to(PodAccess::Namespace, &mut world, &asks);
+        assert!(text.contains(&format!("(the engine of {told})")), "{text}");
+    }
+    let alone = Sketch { exclusive: true, ..pod("alone", "20Gi") };
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("a", 1)
+        .runs(&of_others("x", "10Gi"), "a", &[0])
+        .runs(&of_others("y", "10Gi"), "a", &[0]);
+    let (json, _) = told_to(PodAccess::Namespace, &mut world, &alone);
+    let text = &json["nodes"][0]["gpus"][0]["obstacles"][0]["text"];
+    assert_eq!(text, "the pod requests it exclusively, and 2 pods of others have VRAM on it");
+}
+
+#[test]
+fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
+    let own = Sketch { priority: -1, ..pod("own", "20Gi") };
+    let jobs = [of_others("x", "20Gi"), of_others("y", "20Gi"), own];
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    jobs.iter().for_each(|job| world.bound(job, "a", &[0], false));
+    let uid = world.wait(&pod("p", "60Gi"));
+    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let reservation = Reservation {
+        node: name("a"),
+        devices: Arc::new([devices[0].uuid.clone()]),
+        victims: jobs.iter().map(Sketch::uid).collect(),
+        deadline: world.ledger.now() + Millis::seconds(60),
+    };
+    world.ledger.reserve(&uid, reservation).unwrap();
+    let told = explain_to(PodAccess::Namespace, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let text = &told.remedies[0].text;
+    assert!(
+        text.starts_with("wait: 3 victims on a not terminated yet, of 2 pods of others and team/own;"),
+        "{text}"
+    );
 }

@@ -28,11 +28,15 @@ static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
 #[serde(from = "StoredEvictions", into = "StoredEvictions")]
 pub(super) struct RecentEvictions {
     /// Oldest first.
-    recently: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    recently: VecDeque<RecentEviction>,
     counts: EvictionCounts,
     /// For pods that need a whole minute's evictions.
     reserved: BTreeMap<ScopeKey, ScopeReservation>,
 }
+
+/// When one was ordered, where, whose, and of which pod: recordings of earlier builds do not say the last.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct RecentEviction(Moment, NodeName, Option<TenantId>, #[serde(default)] Option<PodUid>);
 
 /// A scope in which nothing is evicted for others, because a pod waits for a minute without evictions.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,7 +51,7 @@ struct ScopeReservation {
 struct StoredEvictions {
     /// Recordings call it something else.
     #[serde(rename = "lately")]
-    recently: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    recently: VecDeque<RecentEviction>,
     reserved: Vec<(ScopeKey, ScopeReservation)>,
 }
 
@@ -60,33 +64,33 @@ impl From<RecentEvictions> for StoredEvictions {
 impl From<StoredEvictions> for RecentEvictions {
     fn from(stored: StoredEvictions) -> Self {
         let mut loaded = Self { reserved: stored.reserved.into_iter().collect(), ..Self::default() };
-        stored.recently.into_iter().for_each(|(when, node, tenant)| loaded.add(when, node, tenant));
+        stored.recently.into_iter().for_each(|eviction| loaded.add(eviction));
         loaded
     }
 }
 
 impl RecentEvictions {
-    fn add(&mut self, now: Moment, node: NodeName, tenant: Option<TenantId>) {
-        self.counts.add(&node, tenant);
-        self.recently.push_back((now, node, tenant));
+    fn add(&mut self, eviction: RecentEviction) {
+        self.counts.add(&eviction.1, eviction.2);
+        self.recently.push_back(eviction);
     }
 
     /// What is a minute old counts no longer.
     pub(super) fn forget_until(&mut self, now: Moment) {
         let since = now.before(WINDOW);
-        while self.recently.front().is_some_and(|(when, ..)| *when <= since) {
-            if let Some((_, node, tenant)) = self.recently.pop_front() {
+        while self.recently.front().is_some_and(|RecentEviction(when, ..)| *when <= since) {
+            if let Some(RecentEviction(_, node, tenant, _)) = self.recently.pop_front() {
                 self.counts.remove(&node, tenant);
             }
         }
     }
 
-    /// Takes back the latest eviction that was ordered there of that tenant's.
-    fn take_back(&mut self, node: &NodeName, tenant: Option<TenantId>) {
-        let is_it = |(_, on, of): &(Moment, NodeName, Option<TenantId>)| (on, *of) == (node, tenant);
-        if let Some(found) = self.recently.iter().rposition(is_it) {
-            self.recently.remove(found);
-            self.counts.remove(node, tenant);
+    /// Takes back the latest eviction of the pod.
+    fn take_back(&mut self, uid: &PodUid) {
+        let found = self.recently.iter().rposition(|RecentEviction(.., of)| of.as_ref() == Some(uid));
+        if let Some(RecentEviction(_, node, tenant, _)) = found.and_then(|found| self.recently.remove(found))
+        {
+            self.counts.remove(&node, tenant);
         }
     }
 
@@ -98,7 +102,9 @@ impl RecentEvictions {
         };
         // Scopes that are reserved name tenants of the old policy: they go.
         let recently = std::mem::take(self).recently;
-        recently.into_iter().for_each(|(when, node, tenant)| self.add(when, node, of(tenant)));
+        recently.into_iter().for_each(|RecentEviction(when, node, tenant, uid)| {
+            self.add(RecentEviction(when, node, of(tenant), uid));
+        });
     }
 }
 
@@ -156,19 +162,16 @@ impl Ledger {
 
     /// These pods are to be evicted.
     pub(in crate::scheduling) fn note_ordered(&mut self, victims: &[PodUid]) {
-        let new: Vec<(NodeName, Option<TenantId>)> =
-            victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect();
-        let now = self.now;
-        new.into_iter().for_each(|(node, tenant)| self.evictions.add(now, node, tenant));
-    }
-
-    /// These pods stay after all.
-    pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
         for uid in victims {
             if let Some((node, tenant)) = self.stays_on_node(uid) {
-                self.evictions.take_back(&node, tenant);
+                self.evictions.add(RecentEviction(self.now, node, tenant, Some(uid.clone())));
             }
         }
+    }
+
+    /// These evictions were not made.
+    pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
+        victims.iter().for_each(|uid| self.evictions.take_back(uid));
     }
 
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
@@ -207,5 +210,22 @@ impl Ledger {
         };
         let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         Some((bound.node.clone(), pod_state.demand.tenant))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evictions_in_recordings_that_name_no_pod_count() {
+        let stored =
+            serde_json::json!({ "lately": [[5_000, "n", null], [6_000, "n", null, "a"]], "reserved": [] });
+        let mut loaded: RecentEvictions = serde_json::from_value(stored).unwrap();
+        loaded.take_back(&PodUid::parse("b").unwrap());
+        assert_eq!(loaded.recently.len(), 2);
+        loaded.take_back(&PodUid::parse("a").unwrap());
+        loaded.forget_until(Moment(5_000) + WINDOW);
+        assert_eq!(loaded.counts, EvictionCounts::default());
     }
 }

@@ -232,10 +232,11 @@ impl PodState {
     /// The pod is being deleted.
     pub(super) fn note_leaving(&mut self, deletion: PodDeletion, now: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
-            let by = deletion.by(now);
+            let (by, anew) = (deletion.by(now), now + deletion.grace);
             // A deletion is never taken back, and its grace only grows shorter. The API server counts a shorter one from the first
-            // request on, but the kubelet gives it from now on.
-            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by.max(now + deletion.grace))));
+            // request on, but the kubelet gives it from now on; to a replica that sees it then for the first time, it is over already.
+            let first = if by < now { anew } else { by };
+            bound.leaving = Some(bound.leaving.map_or(first, |known| known.min(by.max(anew))));
         }
     }
 

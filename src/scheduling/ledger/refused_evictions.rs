@@ -36,12 +36,13 @@ impl EvictionRefusal {
 }
 
 impl Ledger {
-    /// The pod was to be evicted, and stays. The eviction does not count within the rates.
+    /// The pod was to be evicted, and stays. While a refusal counts, whoever meets another one meets the same.
     pub(in crate::scheduling) fn note_eviction_refused(&mut self, uid: &PodUid, why: &str) {
-        self.take_back_ordered(std::slice::from_ref(uid));
         let now = self.now;
         self.pod_states.note(uid, |pod_state| {
-            if let PodPhase::Bound(bound) = &mut pod_state.phase {
+            if let PodPhase::Bound(bound) = &mut pod_state.phase
+                && bound.eviction_refusal.as_ref().is_none_or(|refusal| refusal.until <= now)
+            {
                 let times = bound.eviction_refusal.as_ref().map_or(0, |refusal| refusal.times);
                 let refusal = EvictionRefusal::new(why, now, times.saturating_add(1));
                 bound.eviction_refusal = Some(Box::new(refusal));

@@ -500,3 +500,29 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
     assert_eq!(see(leaves).2, Some(START + Millis::seconds(20)));
     assert_eq!(ledger.snapshot().generation(), generation);
 }
+
+/// As a predecessor leaves it that told the pod to end sooner: the API server counts the shorter grace from the first request on.
+#[test]
+fn a_deletion_whose_time_is_over_when_it_is_first_seen_gets_its_grace_from_then_on() {
+    use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
+    // When it began, with what grace, and how much of it is left now, all in seconds.
+    for (asked_ago, grace, left) in [(3600, 30, 30), (31, 30, 30), (30, 30, 0), (10, 30, 20), (3600, 0, 0)] {
+        let mut ledger = ledger();
+        bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
+        let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
+        let mut see = |asked_ago: u64| {
+            let PodPhase::Bound(bound) = pod_state.phase.clone() else { panic!("it is bound") };
+            let state =
+                ObservedPhase::Bound { node: bound.node, devices: bound.devices, starting: false, ran: None };
+            let leaving =
+                Some(PodDeletion { asked_ago: Millis::seconds(asked_ago), grace: Millis::seconds(grace) });
+            let observed = ObservedDisruptionInfo { leaving, ..ObservedDisruptionInfo::default() };
+            ledger.observe("a", pod_state.demand.clone(), state, Some(observed));
+            ledger.pod_state(&uid("a")).unwrap().bound().unwrap().leaving
+        };
+        let by = Some(START + Millis::seconds(left));
+        // Whatever the wall clock says afterwards, once its time counts it grows no longer.
+        let seen = [asked_ago, asked_ago + 1, 0, 100_000, asked_ago].map(&mut see);
+        assert_eq!(seen, [by; 5], "{asked_ago}, {grace}");
+    }
+}

@@ -10,7 +10,8 @@ use crate::scheduling::planning::{PlanStep, plan};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, roomy, uid};
 use crate::scheduling::verbs::observe::PodDeleted;
 use crate::scheduling::verbs::wait::{
-    EvictionRefused, NoPlacementFound, PodEvicted, ReleaseReservation, ReservePlaces, TakePending,
+    EvictionRefused, EvictionsNotMade, NoPlacementFound, PodEvicted, ReleaseReservation, ReservePlaces,
+    TakePending,
 };
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::{
@@ -187,6 +188,7 @@ impl World {
     }
 
     fn call_off(&mut self, victim: &PodUid, why: &str) {
+        self.cluster.apply(EvictionsNotMade(vec![victim.clone()]));
         self.cluster.apply(EvictionRefused::new(victim.clone(), why));
         self.cluster.apply(ReleaseReservation(uid("asks")));
     }

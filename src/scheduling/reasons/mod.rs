@@ -194,7 +194,7 @@ reasons! {
         node { empty: u32, asked: u32 } "the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU")
             => now(TAKEN);
         lift Lift::new(17, Named::Residents, |node, demand| lifted_from_gpus(node, demand, lift::empty),
-            |at| format!("wait until {} {} left {}: empty, {}", list(at.by), have(at.by.len().max(1)), at.gpus, if at.are_several { "they fit" } else { "it fits" }));
+            |at| format!("wait until {} left {}: empty, {}", pods_have(at.by), at.gpus, if at.are_several { "they fit" } else { "it fits" }));
     }
     // A resident pod has the GPU exclusively.
     Exclusive = "exclusive" {
@@ -311,8 +311,8 @@ reasons! {
         lift Lift::new(12, Named::Residents,
             |node, demand| lifted_if(node.gpus.iter().any(|gpu| demand.terms.refuses(gpu.engine_load)), node, demand, |_, demand| demand.terms.refuses_unknown_load = false),
             |at| format!(
-                "say where {} {} the metrics of its engine (stowage.dev/metrics-port), or let class {} join engines whose load is unknown (limits.unknownLoad in the policy): {} then",
-                list(at.by), have(at.by.len().max(1)), at.class, at.fits
+                "say where {} the metrics of its engine (stowage.dev/metrics-port), or let class {} join engines whose load is unknown (limits.unknownLoad in the policy): {} then",
+                pods_have(at.by), at.class, at.fits
             ));
     }
 

@@ -2,7 +2,7 @@
 
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::gpu::Health;
-use crate::units::{self, Millis, length, plural};
+use crate::units::{Millis, length, plural};
 
 /// The greatest number of pods that a sentence names.
 const NAMED: usize = 3;
@@ -19,9 +19,10 @@ pub fn list(names: &[String]) -> String {
     }
 }
 
-/// `a, b and 2 more have`.
+/// `a, b and 2 more have`. Pods that the reader may not see are one name.
 pub(super) fn pods_have(names: &[String]) -> String {
-    format!("{} {}", list(names), units::have(names.len().max(1)))
+    let are_several = names.len() > 1 || names.iter().any(|name| name.ends_with("pods of others"));
+    format!("{} {}", list(names), if are_several { "have" } else { "has" })
 }
 
 pub(super) fn each_of(gpus: u32) -> String {

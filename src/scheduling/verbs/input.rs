@@ -20,9 +20,9 @@ use super::tick::{
     Tick,
 };
 use super::wait::{
-    AllMayBeRefused, EvictionFailed, EvictionRefused, EvictionsOrdered, ExtendReservation, LoansRecalled,
-    MayBeRefused, NoPlacementFound, PodEvicted, PodRequeued, PutBack, ReleaseReservation, Reserve,
-    ReservePlaces, ScopeReserved, TakePending, TakeUnknownReservations,
+    AllMayBeRefused, EvictionFailed, EvictionRefused, EvictionsNotMade, EvictionsOrdered, ExtendReservation,
+    LoansRecalled, MayBeRefused, NoPlacementFound, PodEvicted, PodRequeued, PutBack, ReleaseReservation,
+    Reserve, ReservePlaces, ScopeReserved, TakePending, TakeUnknownReservations,
 };
 use super::{Change, Cluster};
 use serde::{Deserialize, Serialize};
@@ -79,5 +79,5 @@ inputs! {
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused, MayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
-    EvictionsOrdered, PodEvicted, EvictionRefused, EvictionFailed, ScopeReserved, LoansRecalled, TakeOveruse,
+    EvictionsOrdered, EvictionsNotMade, PodEvicted, EvictionRefused, EvictionFailed, ScopeReserved, LoansRecalled, TakeOveruse,
 }

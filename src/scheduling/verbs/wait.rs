@@ -91,6 +91,10 @@ pub struct TakeUnknownReservations;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionsOrdered(pub Vec<PodUid>);
 
+/// These evictions were not made, and count no longer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvictionsNotMade(pub Vec<PodUid>);
+
 /// The pod was evicted; its owner has lost one more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodEvicted(pub PodUid);
@@ -246,6 +250,14 @@ impl Change for EvictionsOrdered {
 
     fn apply_to(self, cluster: &mut Cluster) {
         cluster.ledger.note_ordered(&self.0);
+    }
+}
+
+impl Change for EvictionsNotMade {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.take_back_ordered(&self.0);
     }
 }
 

@@ -268,8 +268,7 @@ fn state(explanation: &Explanation) -> String {
             format!("assumed: {granted_bytes} on {node} ({}); the Binding is being written", join(gpus))
         }
         PodStage::Reserved { node, gpus, victims_left, deadline_in_millis, victims } => {
-            let leaving = plural(victims.len(), "victim");
-            let leaving = format!("; {victims_left} of {leaving} not terminated yet");
+            let leaving = format!("; {} not terminated yet", plural(*victims_left, "victim"));
             let leaving = if victims.is_empty() { "" } else { &leaving };
             format!("reserved: {} of {node} for {} more{leaving}", join(gpus), length(*deadline_in_millis))
         }

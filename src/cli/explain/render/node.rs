@@ -2,8 +2,8 @@
 
 use super::{Paint, WIDTH, lines, loans, pairs};
 use crate::scheduling::explaining::explanation::{
-    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
-    OthersPart, ScorePart, StartPart, WakePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
+    StartPart, WakePart, WeightedPart,
 };
 use crate::scheduling::explaining::units::length;
 use crate::scheduling::ledger::OccupantPhase;
@@ -236,9 +236,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
         let lent = gpu.loans.as_ref().map(loans::on_gpu);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
-        let others = gpu
-            .others
-            .map(|OthersPart { pods, bytes }| format!("{} of others ({bytes})", plural(pods, "pod")));
+        let others = gpu.others.iter().map(ToString::to_string);
         let on_it: Vec<String> = gpu.occupants.iter().map(occupant).chain(others).collect();
         let on_it = (!on_it.is_empty()).then(|| format!("on it: {}", on_it.join(", ")));
         // If the pod fits, no pod has to be evicted.

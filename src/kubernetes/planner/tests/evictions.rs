@@ -233,6 +233,24 @@ async fn relief_counts_towards_the_eviction_limits() {
     assert_eq!(written, Vec::<String>::new());
 }
 
+#[tokio::test]
+async fn an_eviction_that_is_not_allowed_at_the_moment_does_not_count_towards_the_limits() {
+    let mut policy = evicting_overuse();
+    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    let mut bench = pressed(policy.clone());
+    refuse_for_now(&bench, "small");
+    let mut written = Vec::new();
+    for _ in 0..4 {
+        written.extend(press(&mut bench).await);
+    }
+    assert_eq!(written[..2], ["small: evict EnginePressure", "large: evict EnginePressure"]);
+
+    let mut bench = overusing(policy);
+    refuse_for_now(&bench, "job");
+    assert_eq!(report_use(&mut bench, 150, 12).await, ["job: evict Overuse"]);
+    assert!(bench.service.cluster().may_order(&[uid("job")]));
+}
+
 fn of_a_pair(name: &str, pod: Value) -> Value {
     let mut pod = pod;
     let annotations = pod["metadata"]["annotations"].clone();

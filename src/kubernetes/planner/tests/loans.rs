@@ -1,6 +1,7 @@
 //! A pod that borrows from a sleeping engine, and leaves when the engine is to wake.
 
 use super::*;
+use crate::scheduling::policy::EvictionRates;
 use crate::scheduling::testkit::{gpu_at, h100, lending, node as node_named};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
@@ -8,7 +9,11 @@ use crate::units::Bytes;
 
 /// An engine that was granted 60 GiB sleeps, and a job borrows 30 of them.
 fn lent() -> PlannerFixture {
-    let mut bench = PlannerFixture::by(lending(), &["n"]);
+    lent_by(lending())
+}
+
+fn lent_by(policy: Policy) -> PlannerFixture {
+    let mut bench = PlannerFixture::by(policy, &["n"]);
     let devices = vec![h100("n", 0)].into();
     let reported = DevicesReported { node: node_named("n"), devices, are_all: true };
     bench.service.cluster().apply(reported).unwrap();
@@ -90,4 +95,20 @@ async fn a_borrower_deleted_with_a_grace_of_a_year_is_told_to_end_sooner_when_it
         bench.show(job);
         assert!(!written_while_asleep(&mut bench, 25).await.contains(&"job: evict LoanEnded".to_owned()));
     }
+}
+
+#[tokio::test]
+async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_the_eviction_rates() {
+    let mut policy = lending();
+    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    let mut bench = lent_by(policy);
+    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    ask_to_wake(&mut bench);
+    let written = written_while_asleep(&mut bench, 30).await;
+    let tried = written.iter().filter(|write| *write == "job: evict LoanEnded").count();
+    assert!(tried > 2, "{written:?}");
+    assert!(bench.service.cluster().may_order(&[uid("engine")]));
+    bench.recorder.evictions.lock().clear();
+    written_while_asleep(&mut bench, 15).await;
+    assert!(!bench.service.cluster().may_order(&[uid("engine")]), "it was evicted");
 }

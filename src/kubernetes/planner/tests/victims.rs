@@ -3,9 +3,10 @@
 
 use super::*;
 use crate::kubernetes::objects::kube_filters;
+use crate::scheduling::ledger::KeepReason;
 use crate::scheduling::policy::EvictionRates;
 use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecision, preempt};
-use crate::scheduling::verbs::wait::ExtendReservation;
+use crate::scheduling::verbs::wait::{EvictionRefused, ExtendReservation};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -387,4 +388,97 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
     bench.tick().await;
     bench.show(deleted(year(job("job", "n")), 31_536_000));
     assert_eq!(evicted(&mut bench).await, ["job"]);
+}
+
+/// Why the pod is kept from `serving`, and for how many seconds more.
+fn refusal_of(bench: &PlannerFixture, name: &str) -> Option<(String, u64)> {
+    let ledger = bench.service.cluster();
+    let demand = &ledger.pod_state(&uid("serving")).unwrap().demand;
+    match ledger.keep_reason_of(&ledger.preemptor(&uid("serving")), demand, &uid(name))? {
+        KeepReason::EvictionRefused { why, again } => Some((why.to_string(), again.0 / 1000)),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_that_another_eviction_met_is_counted_once() {
+    for others in [&["on-a"][..], &["on-a", "on-a"], &["on-a", "on-b"]] {
+        let mut bench = PlannerFixture::new(&["a", "b"]);
+        ["a", "b"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+        bench.show(gated("serving", 50, 100));
+        bench.recorder.evictions.lock().insert("on-a".into(), EvictionOutcome::TryLater { after: None });
+        bench.tick().await;
+        assert_eq!(bench.service.cluster().totals().reservations, 1);
+        for name in others {
+            bench.service.cluster().apply(EvictionRefused::new(uid(name), "a webhook"));
+        }
+        bench.written_within(3).await;
+        let told = Some(("a webhook".to_owned(), 27));
+        assert!(
+            others.iter().all(|name| refusal_of(&bench, name) == told),
+            "{:?}",
+            refusal_of(&bench, "on-a")
+        );
+    }
+}
+
+/// The pod as its owner shows it: it is not to be disrupted.
+fn protected(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] = json!("true");
+    pod
+}
+
+#[tokio::test]
+async fn an_eviction_that_was_asked_for_counts_whatever_its_victim_shows_after_it() {
+    for (outcome, counts) in [
+        (EvictionOutcome::Evicted, true),
+        (EvictionOutcome::Unknown { message: "no answer".into() }, true),
+        (EvictionOutcome::Refused { message: "a webhook".into() }, false),
+    ] {
+        let mut policy = Policy::default();
+        policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+        let mut bench = PlannerFixture::by(policy, &["a", "b"]);
+        ["a", "b"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+        bench.show(gated("serving", 50, 100));
+        bench.recorder.evictions.lock().insert("on-a".into(), outcome.clone());
+        let mut written = bench.tick().await;
+        written.extend(bench.tick().await);
+        bench.show(protected(job("on-a", "a")));
+        written.extend(bench.written_within(20).await);
+        let all = ["on-a: evict Preempted", "on-b: evict Preempted"];
+        let mut asked = evictions_in(&written);
+        // No watch shows that a pod leaves: it is told again.
+        asked.dedup();
+        assert_eq!(asked, all[..if counts { 1 } else { 2 }], "{outcome:?}");
+        written.extend(bench.written_within(45).await);
+        assert!(evictions_in(&written).contains(&all[1]), "{outcome:?}: {written:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_victim_that_was_never_asked_to_leave_in_time_is_not_blamed() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(job("job", "n"));
+    bench.show(waiting("serving", 50, 100));
+    bench.refuse(waiting("serving", 50, 100));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    *bench.recorder.deaf.lock() = true;
+    let written = bench.written_within(45).await;
+    assert_eq!((evictions_in(&written), refusal_of(&bench, "job")), (vec![], None));
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
+}
+
+#[tokio::test]
+async fn a_new_leader_waits_for_a_victim_that_its_predecessor_told_to_end_sooner() {
+    for (ended_ago, grace, waits) in [(3_600, 30, true), (5, 600, true), (-20, 30, true), (3_600, 700, false)]
+    {
+        let mut bench = PlannerFixture::new(&["n"]);
+        let mut leaving = deleted(job("job", "n"), -ended_ago);
+        leaving["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+        bench.take_over(leaving);
+        bench.show(gated("serving", 50, 100));
+        let asked = evicted(&mut bench).await;
+        assert_eq!(asked.is_empty(), waits, "{ended_ago}, {grace}");
+        assert_eq!(bench.service.cluster().totals().reservations, 1, "{ended_ago}, {grace}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::coded::labels;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -70,24 +70,24 @@ const NAMED: usize = 4;
 /// With the names of all pods: for those who operate the cluster.
 impl fmt::Display for GpuConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(f, &ToString::to_string)
+        self.write(f, &|_| true)
     }
 }
 
 impl GpuConflict {
-    /// The text of the Event on one of the pods, [without names](PodKey::named_to) of other namespaces.
+    /// The text of the Event on one of the pods, without names of other namespaces.
     pub fn told_to(&self, reader: &PodKey) -> String {
-        self.told(&|pod| pod.named_to(reader))
+        self.told(&|pod| pod.namespace == reader.namespace)
     }
 
-    /// The same, with pods called by what `name` says.
-    pub fn told(&self, name: &dyn Fn(&PodKey) -> String) -> String {
-        fmt::from_fn(|f| self.write(f, name)).to_string()
+    /// The text with the names of the pods that its reader may see. The others are one count and one sum.
+    pub fn told(&self, shows: &dyn Fn(&PodKey) -> bool) -> String {
+        fmt::from_fn(|f| self.write(f, shows)).to_string()
     }
 
-    fn write(&self, f: &mut fmt::Formatter<'_>, name: &dyn Fn(&PodKey) -> String) -> fmt::Result {
+    fn write(&self, f: &mut fmt::Formatter<'_>, shows: &dyn Fn(&PodKey) -> bool) -> fmt::Result {
         let Self { kind, node, gpu, parties, capacity } = self;
-        let pods = NamedPods { parties, name };
+        let pods = NamedPods { parties, shows };
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
         let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
         match kind {
@@ -115,15 +115,20 @@ impl GpuConflict {
 #[derive(Clone, Copy)]
 struct NamedPods<'a> {
     parties: &'a [Party],
-    name: &'a dyn Fn(&PodKey) -> String,
+    shows: &'a dyn Fn(&PodKey) -> bool,
 }
 
 impl fmt::Display for NamedPods<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, party) in self.parties.iter().take(NAMED).enumerate() {
+        let (shown, hidden): (Vec<_>, Vec<_>) =
+            self.parties.iter().partition(|party| (self.shows)(&party.key));
+        if !hidden.is_empty() {
+            let sum: Bytes = hidden.iter().map(|party| party.bytes).sum();
+            write!(f, "{} of others ({sum})", plural(hidden.len(), "pod"))?;
+        }
+        for (place, party) in shown.iter().take(NAMED).enumerate() {
             let Party { key, bytes, role, .. } = party;
-            let between = if place == 0 { "" } else { ", " };
-            let key = (self.name)(key);
+            let between = if place == 0 && hidden.is_empty() { "" } else { ", " };
             match role {
                 PartyRole::Shares => write!(f, "{between}{key} ({bytes})")?,
                 PartyRole::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,
@@ -131,7 +136,7 @@ impl fmt::Display for NamedPods<'_> {
                 PartyRole::HoldsExclusive => write!(f, "{between}{key} (reserved exclusively)")?,
             }
         }
-        match self.parties.len().saturating_sub(NAMED) {
+        match shown.len().saturating_sub(NAMED) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }

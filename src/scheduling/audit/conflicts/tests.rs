@@ -101,16 +101,31 @@ fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
         ]
     );
     let told = |reader| bench.conflicts.standing().next().unwrap().told_to(&key(reader));
-    assert!(
-        told("team/a").contains(": pod team/a (50.0 GiB), pod team/b (30.0 GiB) were"),
-        "{}",
-        told("team/a")
-    );
-    assert!(
-        told("else/c").contains(": a pod of another namespace (50.0 GiB), a pod of"),
-        "{}",
-        told("else/c")
-    );
+    assert!(told("team/a").contains(": team/a (50.0 GiB), team/b (30.0 GiB) were"), "{}", told("team/a"));
+    assert!(told("else/c").contains(": 2 pods of others (80.0 GiB) were"), "{}", told("else/c"));
+}
+
+#[test]
+fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
+    let parties = ["a/x", "b/x", "b/y", "b/z"].map(|name| Party {
+        uid: uid(&name.replace('/', "-")),
+        key: key(name),
+        bytes: Bytes(10 * GIB),
+        role: PartyRole::Holds,
+    });
+    let conflict = GpuConflict {
+        kind: GpuConflictKind::ReservationsOverlap,
+        node: node("n"),
+        gpu: gpu("GPU-0"),
+        parties: parties.into(),
+        capacity: None,
+    };
+    for (reader, told) in [
+        ("a/x", "overlap: 3 pods of others (30.0 GiB), a/x (10.0 GiB, reserved) reserve 40.0 GiB."),
+        ("c/x", "overlap: 4 pods of others (40.0 GiB) reserve 40.0 GiB."),
+    ] {
+        assert!(conflict.told_to(&key(reader)).ends_with(told), "{}", conflict.told_to(&key(reader)));
+    }
 }
 
 #[test]

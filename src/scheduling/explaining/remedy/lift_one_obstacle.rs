@@ -14,7 +14,6 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::units::{Bytes, Millis, Percent};
-use std::collections::BTreeSet;
 
 /// How many of the nodes that the same change helps are compared to find the nearest.
 const COMPARED: usize = 16;
@@ -82,16 +81,12 @@ fn told(
     let (place, gpus) = *found.gpu_candidates.first()?;
     let node = &facts.snapshot.nodes()[place];
     let known = NodeDetails::take(cluster, &node.name);
-    let named = |place: usize| {
-        let there = known.on(&node.devices, place, facts);
-        match lift.names {
-            Named::Nobody => Vec::new(),
-            Named::Residents => there.named(|one| one.presence != OccupantPhase::SoftlyReserved),
-            Named::Excluding => there.excluding(facts.demand()),
-        }
+    let there = known.on(&node.devices, gpus, facts);
+    let by = match lift.names {
+        Named::Nobody => Vec::new(),
+        Named::Residents => there.named(|one| one.presence != OccupantPhase::SoftlyReserved),
+        Named::Excluding => there.excluding(facts.demand()),
     };
-    let by: BTreeSet<String> = gpus.iter().flat_map(named).collect();
-    let by: Vec<String> = by.into_iter().collect();
     let is_lost = gpus.iter().any(|place| node.gpus[place].health == Health::Lost);
     let gpu_candidate = gpu_candidate(node, gpus);
     let action = (lift.action)(&LiftedPlace {
@@ -112,14 +107,9 @@ fn earliest_start_gate(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
         let known = NodeDetails::take(cluster, &node.name);
-        let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
-        let gates: Vec<(Vec<String>, Option<Millis>)> =
-            starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
-        let opens_in = gates.iter().map(|(_, opens_in)| *opens_in).collect::<Option<Vec<_>>>();
-        let mut by: Vec<String> = gates.into_iter().flat_map(|(names, _)| names).collect();
-        by.sort();
-        by.dedup();
-        (opens_in.and_then(|all| all.into_iter().max()), by, gpu_candidate(node, *gpus))
+        let starting = gpus.iter().filter(|place| node.gpus[*place].starting).collect();
+        let (by, opens_in) = known.on(&node.devices, starting, facts).starting();
+        (opens_in, by, gpu_candidate(node, *gpus))
     };
     let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
     let first = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
@@ -146,16 +136,13 @@ fn calmest(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<
     let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
     let known = NodeDetails::take(cluster, &node.name);
-    let engines = |place: usize| {
-        let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
-        gpu_occupants.named(|gpu_occupant| {
-            gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::SoftlyReserved
-        })
-    };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
+    let by = known
+        .on(&node.devices, busy.collect(), facts)
+        .named(|gpu_occupant| gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::SoftlyReserved);
     let (kv_cache, queue) = (engine_load(calmest).occupancy(), engine_load(calmest).queue);
     Some(RemedyChange::WaitForEngines {
-        by: busy.flat_map(engines).collect(),
+        by,
         gpu_candidate: gpu_candidate(node, calmest.1),
         kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
         kv_cache_limit_percent: demand.terms.kv_cache_limit,

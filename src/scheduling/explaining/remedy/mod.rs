@@ -12,7 +12,7 @@ mod victims;
 
 pub use impasse::{Impasse, ImpasseKind, impasse};
 
-use super::explanation::{PodVerdict, ShareAmount};
+use super::explanation::{OthersPart, PodVerdict, ShareAmount};
 use super::facts::Facts;
 use super::nodes::NodeOutline;
 use super::units::{amount, length, quantity};
@@ -92,9 +92,9 @@ coded! {
         "wait-for-start-gate" WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
             "wait: the engine of {} is starting on {gpu_candidate}; {}", list(by), gate(*opens_in_millis)
             => (2, Some(gpu_candidate));
-        /// Other pods are evicted for it.
-        "preempt" Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
-            "{}", preempt(gpu_candidate, victims, *needs)
+        /// Other pods are evicted for it: `victims`, and `others` that the reader may not see.
+        "preempt" Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, others: Option<OthersPart>, needs: PreemptionNeeds },
+            "{}", preempt(gpu_candidate, victims, *others, *needs)
             => (if matches!(needs, PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_)) { 3 } else { 8 }, Some(gpu_candidate));
         /// The engines there have less load.
         "wait-for-engines" WaitForEngines {
@@ -227,12 +227,9 @@ fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec
 
 fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline).into_iter().collect();
-    changes.extend(
-        cluster.predecessor_in_the_way(&facts.uid).map(|(pod, node)| RemedyChange::LetPredecessorLeave {
-            node: node.clone(),
-            pod: facts.name(pod),
-        }),
-    );
+    changes.extend(cluster.predecessor_in_the_way(&facts.uid).map(|(pod, node)| {
+        RemedyChange::LetPredecessorLeave { node: node.clone(), pod: facts.names([pod]).concat() }
+    }));
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));

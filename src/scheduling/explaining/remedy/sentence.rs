@@ -2,6 +2,7 @@
 
 use super::{GpuCandidate, PreemptionNeeds, Victim};
 use crate::ids::NodeName;
+use crate::scheduling::explaining::explanation::OthersPart;
 use crate::scheduling::explaining::units::{gpu_list, length};
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::reasons::list;
@@ -43,10 +44,7 @@ pub(super) fn not_bound(node: &NodeName, attempts: u32) -> String {
 pub(super) fn not_free(node: &NodeName, victims: &[String], left: u32) -> String {
     match victims {
         [] => format!("the GPUs reserved on {node} are not free yet"),
-        _ => {
-            let named = list(victims);
-            format!("{left} of {} ({named}) on {node} not terminated yet", plural(victims.len(), "victim"))
-        }
+        _ => format!("{} on {node} not terminated yet, of {}", plural(left, "victim"), list(victims)),
     }
 }
 
@@ -108,13 +106,19 @@ pub(super) fn add_gpu_text(needs: Bytes, total: Bytes, headroom: Percent, gpus: 
     format!("with {empty} of at least {total} ({needs} and {headroom} headroom)")
 }
 
-pub(super) fn preempt(gpu_candidate: &GpuCandidate, victims: &[Victim], needs: PreemptionNeeds) -> String {
+pub(super) fn preempt(
+    gpu_candidate: &GpuCandidate,
+    victims: &[Victim],
+    others: Option<OthersPart>,
+    needs: PreemptionNeeds,
+) -> String {
     let named = |victim: &Victim| {
         let Victim { pod, class, priority, vram_bytes, eviction_cost, .. } = victim;
         let lost = lost(eviction_cost);
         format!("{pod} ({class}, {vram_bytes}, priority {priority}, {lost}{})", with_others(victim))
     };
-    let names = list(&victims.iter().map(named).collect::<Vec<_>>());
+    let others = others.iter().map(ToString::to_string);
+    let names = list(&others.chain(victims.iter().map(named)).collect::<Vec<_>>());
     let condition = match needs {
         PreemptionNeeds::Nothing => ": kube-scheduler preempts when it next asks".into(),
         PreemptionNeeds::Allowance(limit) => format!(", but {limit}"),

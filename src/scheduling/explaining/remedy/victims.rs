@@ -5,10 +5,11 @@ use super::{GroupRestart, PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
 use crate::scheduling::evicting::{
     BudgetRules, PreemptionCandidate, Shortfall, VictimGroup, VictimSet, cheapest_victims,
 };
+use crate::scheduling::explaining::explanation::OthersPart;
 use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explaining::nodes::NodeOutline;
-use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
+use crate::scheduling::ledger::{PodState, PotentialVictim};
 use crate::scheduling::placing::fit::{check_node_admission, evictions_could_resolve};
 use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::demand::Demand;
@@ -85,42 +86,39 @@ impl FoundVictims {
     }
 
     fn told(&self, cluster: &ClusterCopy, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
+        let known = self.victims.iter().filter_map(|victim| Some((victim, cluster.pod_state(&victim.uid)?)));
+        let (shown, hidden): (Vec<_>, Vec<_>) = known.partition(|(_, entry)| facts.shows(&entry.key));
         let mut victims: Vec<Victim> =
-            self.victims.iter().map(|victim| self.victim(cluster, facts, victim)).collect();
+            shown.into_iter().map(|(victim, entry)| self.victim(facts, victim, entry)).collect();
         victims.sort_by(|a, b| a.pod.cmp(&b.pod));
         let node = &facts.snapshot.nodes()[self.place];
-        RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
+        RemedyChange::Preempt {
+            gpu_candidate: gpu_candidate(node, self.set.gpus),
+            victims,
+            others: OthersPart::sum(hidden.iter().map(|(victim, _)| victim.vram())),
+            needs,
+        }
     }
 
-    fn victim(&self, cluster: &ClusterCopy, facts: &Facts, victim: &PotentialVictim) -> Victim {
-        let known = cluster.pod_state(&victim.uid);
-        let known = known.map(|entry| (facts.name(&entry.key), entry.disruption_info.queue_managed));
-        let (pod, is_kueues) = known.unwrap_or_else(|| (victim.uid.to_string(), false));
+    fn victim(&self, facts: &Facts, victim: &PotentialVictim, entry: &PodState) -> Victim {
         Victim {
-            pod,
+            pod: entry.key.to_string(),
             class: facts.policy.class(victim.class).name.clone(),
             priority: victim.priority,
             vram_bytes: victim.vram(),
             eviction_cost: victim.eviction_cost,
-            group: self.restart(cluster, facts, victim),
-            is_kueues,
+            group: self.restart(victim, entry),
+            is_kueues: entry.disruption_info.queue_managed,
         }
     }
 
     /// What the restart of the victim's group loses: its members here, and those on other nodes.
-    fn restart(
-        &self,
-        cluster: &ClusterCopy,
-        facts: &Facts,
-        victim: &PotentialVictim,
-    ) -> Option<GroupRestart> {
+    fn restart(&self, victim: &PotentialVictim, entry: &PodState) -> Option<GroupRestart> {
         let gang = self.gangs.get(usize::from(victim.gang?))?;
         let here = self.victims.iter().filter(|one| one.gang == victim.gang);
         let cost =
             here.map(|one| one.eviction_cost.total()).fold(gang.eviction_cost.cost, u64::saturating_add);
-        let known = cluster.pod_state(&victim.uid)?;
-        let group = known.disruption_info.group.as_ref()?;
-        let name = if facts.shows(&known.key) { group.to_string() } else { "group".into() };
+        let name = entry.disruption_info.group.as_ref()?.to_string();
         Some(GroupRestart { name, pods: gang.members.len() as u32, cost })
     }
 }

@@ -86,3 +86,26 @@ fn a_step_that_is_undone_is_never_ordered() {
         assert!(may(ledger));
     }
 }
+
+#[test]
+fn the_eviction_that_is_taken_back_is_the_one_that_was_not_made() {
+    let rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
+    // How long before the second one the first was ordered, and what becomes of its pod: its own entry goes, or none.
+    for (ahead, change) in [(50, None), (61, None), (0, Some(Millis::seconds(20)))] {
+        let mut cluster = LedgerCluster::by(limited(rates), &[("n", 1)]);
+        ["j", "k", "l"].into_iter().for_each(|name| cluster.bound(name, "n", 0, job(20)));
+        cluster.note_ordered(&[uid("j")]);
+        cluster.pass(ahead);
+        cluster.note_ordered(&[uid("k")]);
+        if let Some(grace) = change {
+            let leaving = Some(PodDeletion { asked_ago: Millis(0), grace });
+            let observed = ObservedDisruptionInfo { leaving, ..ObservedDisruptionInfo::default() };
+            cluster.run("j", ("n", 0), job(20), None, observed);
+        }
+        cluster.take_back_ordered(&[uid("j")]);
+        cluster.pass(15);
+        assert!(!cluster.may_order(&[uid("l")]), "{ahead}: that of k counts");
+        cluster.take_back_ordered(&[uid("k")]);
+        assert!(cluster.may_order(&[uid("l")]), "{ahead}: none counts");
+    }
+}
