@@ -381,7 +381,7 @@ mod tests {
             [main(Some("40Gi"))[0], ContainerRequest { name: "second", ..main(Some("256Mi"))[0] }];
         let said = demand(|p| p.gpus = Some("8"), &one_of_two).unwrap_err().to_string();
         assert!(
-            ["second", "256.0 MiB", "8 GPUs", "at least 2.0 GiB", "stowage.dev/gpus"]
+            ["second", "256.0 MiB", "8 of", "at least 2.0 GiB", "stowage.dev/gpus"]
                 .iter()
                 .all(|part| said.contains(part)),
             "{said}"
