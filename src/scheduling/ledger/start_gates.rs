@@ -80,3 +80,6 @@ pub(super) fn gate(
     let length = expected.times(2).clamp(min.min(max), max);
     (is_gated && length > Millis::default()).then(|| now + length)
 }
+
+#[cfg(test)]
+mod tests;
