@@ -123,7 +123,9 @@ pub async fn publish(
 ) {
     let params = PostParams::default();
     while let Some(notice) = notices.recv().await {
-        if notice.kind == PodEventReason::Ungranted && sees_all_gpus(&client, &notice.key.namespace).await {
+        if notice.kind == PodEventReason::Ungranted
+            && sees_all_gpus(&client, &notice.key.namespace).await == Some(true)
+        {
             count(&service, notice.kind, "exempt");
             continue;
         }
@@ -143,12 +145,15 @@ pub async fn publish(
 }
 
 /// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
-/// namespaces are watched only where a policy needs them.
-async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
+/// namespaces are watched only where a policy needs them. `None` if the API server does not say.
+pub(super) async fn sees_all_gpus(client: &Client, namespace: &str) -> Option<bool> {
+    if namespace == EXEMPT {
+        return Some(true);
+    }
     let of_name = ListParams::default().fields(&format!("metadata.name={namespace}")).labels(SEES_ALL_GPUS);
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
-    namespace == EXEMPT || listed.is_ok_and(|listed| listed.is_ok_and(|listed| !listed.items.is_empty()))
+    Some(!listed.ok()?.ok()?.items.is_empty())
 }
 
 fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {

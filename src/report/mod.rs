@@ -10,7 +10,7 @@ mod reading;
 pub use engine_summary::EngineSummary;
 
 use crate::coded::labels;
-use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::units::{Bytes, Millis};
@@ -259,6 +259,16 @@ pub struct UnrecordedPod {
     pub namespace: String,
     pub name: String,
     pub gpus: Vec<GpuUuid>,
+}
+
+impl UnrecordedPod {
+    /// As an API server may have it: it becomes part of a request's path.
+    pub fn key(&self) -> Option<PodKey> {
+        let is_dns =
+            |text: &str| text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'));
+        let key = PodKey::parse(&self.namespace, &self.name).ok()?;
+        (is_dns(&key.namespace) && is_dns(&key.name)).then_some(key)
+    }
 }
 
 /// A part of the report that could not be sampled.

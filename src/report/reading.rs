@@ -29,12 +29,23 @@ impl NodeReport {
 
     fn over_grant(&self) -> Vec<OverGrant> {
         let over = |finding: &ReportFinding| match finding {
-            ReportFinding::OverGrant { pod, granted_bytes, used_bytes } => {
-                Some(OverGrant { pod: pod.clone(), granted: *granted_bytes, used: *used_bytes })
+            ReportFinding::OverGrant { pod, granted_bytes: granted, used_bytes: used } => {
+                Some(OverGrant { pod: pod.clone(), granted: *granted, used: *used, ungranted: None })
             }
             ReportFinding::Drift { .. } => None,
         };
-        self.findings.iter().filter_map(over).collect()
+        let mut all: Vec<OverGrant> = self.findings.iter().filter_map(over).collect();
+        if !self.unrecorded.is_empty() {
+            let mut used: BTreeMap<PodUid, Bytes> = BTreeMap::new();
+            for (pod, bytes) in self.gpus.iter().flatten().flat_map(attributed) {
+                *used.entry(pod).or_default() += bytes;
+            }
+            all.extend(self.unrecorded.iter().filter_map(|unrecorded| {
+                let (pod, ungranted) = (unrecorded.pod.clone(), Some(unrecorded.key()?));
+                Some(OverGrant { used: *used.get(&pod)?, granted: Bytes::ZERO, pod, ungranted })
+            }));
+        }
+        all
     }
 
     fn gpu_reading(&self, gpu: &GpuReport, engine_loads: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {

@@ -5,7 +5,7 @@
 //! replicas only the leader records Events.
 
 use crate::extender::Extender;
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::report::{GpuReport, NodeReport, ReportFinding, UnrecordedPod};
 use crate::scheduling::ledger::{PodPhase, PodState};
@@ -61,13 +61,7 @@ fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<
          stowage.dev/all-gpus.",
         list(&pod.gpus)
     );
-    // It becomes part of a request's path.
-    let is_dns =
-        |text: &str| text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'));
-    let key = PodKey::parse(&pod.namespace, &pod.name)
-        .ok()
-        .filter(|key| is_dns(&key.namespace) && is_dns(&key.name))?;
-    Some(PodEvent { key, uid: pod.pod.clone(), kind: PodEventReason::Ungranted, text })
+    Some(PodEvent { key: pod.key()?, uid: pod.pod.clone(), kind: PodEventReason::Ungranted, text })
 }
 
 /// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.

@@ -29,13 +29,18 @@ impl Planner {
     fn enforce_grant(&mut self, step: OveruseStep) {
         let OveruseStep { uid, key, granted, used, .. } = step.clone();
         match step.action {
+            // `StowageUngranted` has told it.
+            OveruseAction::Announce { .. } if step.is_ungranted => {}
             OveruseAction::Announce { evicted_in } => {
                 let (kind, text) = (PodEventReason::Overuse, announcement(&step, evicted_in));
                 self.control_plane.record_event(PodEvent { key, uid, kind, text });
             }
             OveruseAction::Evict => {
-                let (why, task) = (EvictionReason::Overuse { granted, used }, EvictionTask::Overuse);
-                self.writes.add(PlannerWrite::Evict { key, uid, why, task });
+                let why = match step.is_ungranted {
+                    true => EvictionReason::Ungranted { used },
+                    false => EvictionReason::Overuse { granted, used },
+                };
+                self.writes.add(PlannerWrite::Evict { key, uid, why, task: EvictionTask::Overuse });
             }
         }
     }

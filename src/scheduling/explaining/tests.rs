@@ -389,7 +389,8 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
     assert_eq!(beyond(&mut world), Bytes::ZERO);
     for _ in 0..3 {
         world.pass(Millis::seconds(1));
-        let over_grant = vec![OverGrant { pod: job.uid(), granted: Bytes::gib(10), used: Bytes::gib(13) }];
+        let (granted, used) = (Bytes::gib(10), Bytes::gib(13));
+        let over_grant = vec![OverGrant { pod: job.uid(), granted, used, ungranted: None }];
         let reading = NodeReading { sampled: world.ledger.now(), over_grant, ..NodeReading::default() };
         world.ledger.read(&name("a"), reading.into());
     }

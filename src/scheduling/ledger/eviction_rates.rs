@@ -202,7 +202,9 @@ impl Ledger {
 
     /// The node and the tenant of a pod that stays unless it is evicted.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
-        let pod_state = self.pod_states.get(uid)?;
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return Some((self.ungranted_node(uid)?.clone(), None));
+        };
         let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         Some((bound.node.clone(), pod_state.demand.tenant))
     }

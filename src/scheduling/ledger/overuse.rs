@@ -8,6 +8,7 @@ use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::policy::{Mode, OveruseRule};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::OverGrant;
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,9 @@ pub struct Overuse {
     announced: Option<Moment>,
     /// When its eviction was last ordered.
     ordered: Option<Moment>,
+    /// The pod's name, if it was given no GPU: the ledger does not have the pod.
+    #[serde(default)]
+    ungranted: Option<PodKey>,
 }
 
 /// What is due about a pod over its grant.
@@ -56,6 +60,8 @@ pub struct OveruseStep {
     pub used: Bytes,
     /// For how long it has been over its grant.
     pub lasted: Millis,
+    /// Whether it was given no GPU at all.
+    pub is_ungranted: bool,
     pub action: OveruseAction,
 }
 
@@ -88,6 +94,7 @@ impl Overuse {
             readings: 1,
             announced: None,
             ordered: None,
+            ungranted: found.ungranted.clone().filter(|_| granted == Bytes::ZERO),
         }
     }
 }
@@ -125,11 +132,30 @@ impl Ledger {
     /// The pod's grant, if it was bound to the node when the sample was taken and is over it. The ledger's own record counts if
     /// the agent's is less.
     fn granted_on(&self, node: &NodeName, found: &OverGrant, sampled: Moment) -> Option<Bytes> {
-        let pod_state = self.pod_states.get(&found.pod)?;
+        let Some(pod_state) = self.granted_pod(&found.pod) else {
+            return self.is_ungranted_on(node, found).then_some(Bytes::ZERO);
+        };
         let PodPhase::Bound(bound) = &pod_state.phase else { return None };
-        let counts = bound.node == *node && bound.since <= sampled && !pod_state.demand.asks_plugin();
+        let counts = bound.node == *node && bound.since <= sampled;
         let granted = found.granted.max(pod_state.demand.vram());
         (counts && found.used > granted).then_some(granted)
+    }
+
+    /// A pod with a request for another allocator's GPUs got none on a node of Stowage's.
+    fn granted_pod(&self, uid: &PodUid) -> Option<&PodState> {
+        self.pod_states.get(uid).filter(|pod_state| !pod_state.demand.asks_plugin())
+    }
+
+    fn is_ungranted_on(&self, node: &NodeName, found: &OverGrant) -> bool {
+        let is_stowage = || self.node(node).is_some_and(|node| node.kind == NodeKind::Stowage);
+        self.policy.ungranted == OveruseRule::Evict && found.ungranted.is_some() && is_stowage()
+    }
+
+    /// The node on which the pod uses GPUs and was given none.
+    pub(super) fn ungranted_node(&self, uid: &PodUid) -> Option<&NodeName> {
+        let has_it =
+            |pods: &BTreeMap<PodUid, Overuse>| pods.get(uid).is_some_and(|pod| pod.ungranted.is_some());
+        self.overuse.nodes.iter().find_map(|(node, pods)| has_it(pods).then_some(node))
     }
 
     /// The pod is gone, or is somewhere else.
@@ -145,7 +171,8 @@ impl Ledger {
     /// What is due about pods over their grants. Everything in the answer counts as done.
     pub(in crate::scheduling) fn take_overuse(&mut self) -> Vec<OveruseStep> {
         let rules = &self.policy;
-        let may_evict = rules.classes().iter().any(|class| rules.overuse_of(class).0 == OveruseRule::Evict);
+        let may_evict = rules.ungranted == OveruseRule::Evict
+            || rules.classes().iter().any(|class| rules.overuse_of(class).0 == OveruseRule::Evict);
         if self.overuse.nodes.is_empty() || !may_evict {
             return Vec::new();
         }
@@ -206,11 +233,12 @@ impl Ledger {
         let overuse = self.overuse.nodes.get(node)?.get(uid)?;
         Some(OveruseStep {
             uid: uid.clone(),
-            key: self.pod_states.get(uid)?.key.clone(),
+            key: overuse.ungranted.clone().or_else(|| Some(self.pod_states.get(uid)?.key.clone()))?,
             node: node.clone(),
             granted: overuse.granted,
             used: overuse.used,
             lasted: now.since(overuse.since),
+            is_ungranted: overuse.ungranted.is_some(),
             action,
         })
     }
@@ -224,7 +252,9 @@ impl Ledger {
     /// After how long a pod over its grant is told, and evicted as long after that; `None` if it is only reported. A member of a
     /// group is: a group is never evicted in part, and its other pods keep to their grants.
     fn evicted_for_overuse_after(&self, uid: &PodUid) -> Option<Millis> {
-        let pod_state = self.pod_states.get(uid)?;
+        let Some(pod_state) = self.granted_pod(uid) else {
+            return (self.policy.ungranted == OveruseRule::Evict).then_some(self.policy.overuse_after);
+        };
         let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         let class = self.policy.class(pod_state.demand.class);
         let (rule, after) = self.policy.overuse_of(class);
@@ -251,7 +281,10 @@ impl Ledger {
 
     /// How far the pod is over its grant, if that is believed now.
     pub fn overuse_of(&self, uid: &PodUid) -> Option<&Overuse> {
-        let node = self.pod_states.get(uid)?.node()?;
+        let node = match self.granted_pod(uid) {
+            Some(pod_state) => pod_state.node()?,
+            None => self.ungranted_node(uid)?,
+        };
         let overuse = self.overuse.nodes.get(node)?.get(uid)?;
         self.is_believed(overuse).then_some(overuse)
     }

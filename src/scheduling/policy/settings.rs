@@ -32,6 +32,9 @@ pub struct Settings {
     /// at the earliest.
     #[serde(with = "setting::Duration")]
     pub overuse_after: Millis,
+    /// What happens to pods that use GPUs of a node of Stowage's and were given none, other than those of namespaces that may see
+    /// all GPUs. Also after `overuseAfter`.
+    pub ungranted: OveruseRule,
     pub planning: Planning,
     pub dra: DraRules,
     pub nodes: NodeRules,
@@ -97,6 +100,7 @@ impl Default for Settings {
             conflicts: ConflictRule::default(),
             overuse: OveruseRule::default(),
             overuse_after: Millis::seconds(60),
+            ungranted: OveruseRule::default(),
             planning: Planning::default(),
             dra: DraRules::default(),
             nodes: NodeRules::default(),

@@ -10,7 +10,7 @@ use crate::scheduling::vocabulary::disruption_info::PlacelessMember;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::image::NodeImage;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::node_reading::{NodeReading, OverGrant};
 use crate::scheduling::vocabulary::node_signs::NodeSigns;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -278,7 +278,15 @@ impl Change for ReadingReported {
     type Output = Vec<PodUid>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        cluster.ledger.read(&self.node, self.reading)
+        let Self { node, mut reading } = self;
+        // The ledger does not have them, and an agent is believed of its own node only.
+        let is_here = |over: &OverGrant| {
+            over.ungranted.is_none() || cluster.kube_filters.node_of(&over.pod) == Some(&node)
+        };
+        if !reading.over_grant.iter().all(is_here) {
+            Arc::make_mut(&mut reading).over_grant.retain(is_here);
+        }
+        cluster.ledger.read(&node, reading)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::engine_model::EngineReading;
 use super::model_tier::NodeModelSet;
-use crate::ids::{GpuUuid, PodUid};
+use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -58,6 +58,9 @@ pub struct OverGrant {
     pub pod: PodUid,
     pub granted: Bytes,
     pub used: Bytes,
+    /// The pod's name, if the agent knows of no GPU that it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ungranted: Option<PodKey>,
 }
 
 /// One GPU or MIG slice.

@@ -1,4 +1,4 @@
-//! Every relative link of the pages leads to a file of the repository, and to a heading of it where it names one.
+//! Every relative link of the pages leads to a file of the repository, and to a heading or a test of it where it names one.
 
 use super::markdown::Page;
 use super::{pages, root};
@@ -30,6 +30,11 @@ fn follow(page: &Page, target: &str) -> Result<(), String> {
         return Err(format!("there is no {}", file.display()));
     }
     match anchor {
+        Some(test) if file.extension().is_some_and(|extension| extension == "rs") => {
+            let code = std::fs::read_to_string(root().join(&file)).unwrap();
+            let is_there = code.contains(&format!("fn {test}("));
+            is_there.then_some(()).ok_or_else(|| format!("{} has no test {test}", file.display()))
+        }
         Some(anchor) if !Page::read(root(), &file).anchors().iter().any(|known| known == anchor) => {
             Err(format!("{} has no heading for #{anchor}", file.display()))
         }

@@ -304,7 +304,7 @@ async fn a_group_that_is_complete_after_all_keeps_its_members() {
 
 fn report_overuse(bench: &PlannerFixture, used_gib: u64) {
     let (granted, used) = (Bytes::gib(10), Bytes::gib(used_gib));
-    let over = (used > granted).then(|| OverGrant { pod: uid("job"), granted, used });
+    let over = (used > granted).then(|| OverGrant { pod: uid("job"), granted, used, ungranted: None });
     let sampled = bench.service.cluster().now();
     let reading = NodeReading { sampled, over_grant: over.into_iter().collect(), ..NodeReading::default() };
     bench
@@ -344,6 +344,63 @@ async fn a_pod_over_its_grant_gets_an_event_and_is_evicted_later() {
     assert_eq!(report_use(&mut bench, 30, 12).await, ["job: evict Overuse"]);
     let evictions = &bench.service.metrics.planner.overuse_evictions;
     assert_eq!(evictions.with_label_values(&["written"]).get(), 1);
+}
+
+/// One report a second for so long, in which each pod uses 12 GiB of a GPU that nobody gave it, and the writes.
+async fn report_ungranted(bench: &mut PlannerFixture, pods: &[&str], seconds: u64) -> Vec<String> {
+    let ungranted = |pod: &&str| OverGrant {
+        pod: uid(pod),
+        granted: Bytes::ZERO,
+        used: Bytes::gib(12),
+        ungranted: PodKey::parse("default", pod).ok(),
+    };
+    let mut written = Vec::new();
+    for _ in 0..seconds {
+        bench.pass(1);
+        let over_grant = pods.iter().map(ungranted).collect();
+        let sampled = bench.service.cluster().now();
+        let reading = NodeReading { sampled, over_grant, ..NodeReading::default() }.into();
+        bench.service.cluster().apply(ReadingReported { node: NodeName::parse("n").unwrap(), reading });
+        written.extend(bench.tick().await);
+    }
+    written
+}
+
+#[tokio::test]
+async fn pods_that_were_given_no_gpu_are_evicted_if_the_policy_says_so() {
+    let mut policy = Policy::default();
+    policy.ungranted = OveruseRule::Evict;
+    policy.preemption.evictions_per_minute.node = 1;
+    let plain = |name: &str, node: &str| {
+        let mut pod = bound(name, node, 1, 0);
+        pod["metadata"]["annotations"] = json!({});
+        pod["spec"]["containers"][0]["resources"] = json!({});
+        pod
+    };
+    let mut bench = PlannerFixture::by(policy.clone(), &["n", "other"]);
+    bench.show(plain("ghost", "n"));
+    bench.show(plain("spook", "n"));
+    let both = ["ghost", "spook"];
+    assert_eq!(report_ungranted(&mut bench, &both, 119).await, Vec::<String>::new());
+    assert_eq!(
+        report_ungranted(&mut bench, &both, 50).await,
+        ["ghost: evict Ungranted"],
+        "within the node's rate"
+    );
+    assert_eq!(report_ungranted(&mut bench, &both, 30).await, ["spook: evict Ungranted"]);
+    assert_eq!(bench.recorder.told(), Vec::<String>::new(), "agents' reports have told it already");
+
+    // Nor by default, on another node than its agent's, or with a grant of Stowage's.
+    let cases = [
+        (Policy::default(), plain("ghost", "n")),
+        (policy.clone(), plain("ghost", "other")),
+        (policy, bound("ghost", "n", 10, 0)),
+    ];
+    for (policy, pod) in cases {
+        let mut bench = PlannerFixture::by(policy, &["n", "other"]);
+        bench.show(pod);
+        assert_eq!(report_ungranted(&mut bench, &["ghost"], 200).await, Vec::<String>::new());
+    }
 }
 
 #[tokio::test]

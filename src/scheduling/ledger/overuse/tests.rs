@@ -47,7 +47,7 @@ fn add(cluster: &mut LedgerCluster, name: &str, priority: i32, info: DisruptionI
 }
 
 fn over(pod: &str, used_gib: u64) -> OverGrant {
-    OverGrant { pod: uid(pod), granted: Bytes::gib(10), used: Bytes::gib(used_gib) }
+    OverGrant { pod: uid(pod), granted: Bytes::gib(10), used: Bytes::gib(used_gib), ungranted: None }
 }
 
 fn report(cluster: &mut LedgerCluster, over_grant: &[OverGrant]) {

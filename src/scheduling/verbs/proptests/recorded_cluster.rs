@@ -113,7 +113,12 @@ impl RecordedCluster {
                 };
                 let state = if used % 4 == 1 { SleepState::Asleep } else { SleepState::Awake };
                 let sleep = (0..8).filter(|_| used % 2 == 1).map(|pod| (uid(pod), state)).collect();
-                let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
+                let over = |pod| OverGrant {
+                    pod: uid(pod),
+                    granted: Bytes::ZERO,
+                    used: Bytes(used),
+                    ungranted: None,
+                };
                 // An old sample accuses no pod.
                 let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
                 let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
