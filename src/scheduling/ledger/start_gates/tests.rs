@@ -1,10 +1,12 @@
 //! What a tenant whose engines never become ready keeps from others of a GPU, whatever it does with its pods.
 
+use crate::scheduling::explaining::{PodStage, ShownNodes, explain};
 use crate::scheduling::ledger::ObservedPhase;
-use crate::scheduling::policy::{Policy, Tenant};
+use crate::scheduling::policy::{Class, Policy, StartGate, Tenant};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodHealth};
+use crate::units::Millis;
 use std::sync::Arc;
 
 /// The default policy's `startGate.max`, and the hour in which it counts.
@@ -85,6 +87,25 @@ fn namespaces_of_one_tenant_have_one_share() {
     assert!(closed <= MAX + 20, "{closed}");
 }
 
+/// The gate stays shut for a while after that, and what the pod shows meanwhile is no further start.
+#[test]
+fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
+    let start_gate = StartGate { min: Millis::seconds(60), ..StartGate::default() };
+    let classes = Policy::default().classes().iter().map(|class| Class { start_gate, ..class.clone() });
+    let policy = Policy::default().with_classes(classes.collect()).unwrap();
+    let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
+    cluster.show("once", "good", &[0], Shown::Starting);
+    for _ in 0..59 {
+        cluster.pass(1);
+        cluster.show("once", "good", &[0], Shown::Restarted);
+        assert!(cluster.closed()[0]);
+    }
+    cluster.pass(1);
+    assert!(!cluster.closed()[0]);
+    cluster.release(&uid("once"));
+    assert_eq!(cluster.closed_by(&["good"], &[0], (HOUR - 61, 100, Shown::Starting)), MAX - 60);
+}
+
 #[test]
 fn an_engine_that_becomes_ready_is_left_alone_while_it_starts_however_often_it_does() {
     let closed = two_gpus().closed_by(&["good"], &[0], (HOUR - 1, 20, Shown::Ready));
@@ -95,6 +116,19 @@ fn an_engine_that_becomes_ready_is_left_alone_while_it_starts_however_often_it_d
 fn what_one_has_used_up_is_nobody_elses_nor_of_another_gpu_and_comes_back() {
     let mut cluster = two_gpus();
     cluster.closed_by(&["bad"], &[0], (1800, 20, Shown::Starting));
+    let explained = explain(&mut cluster.copy(), &uid("bad-89"), &ShownNodes::default()).unwrap();
+    assert!(
+        matches!(
+            explained.stage,
+            PodStage::Bound {
+                gate_time_taken_millis: Some(Millis(600_000)),
+                start_gate_opens_in_millis: None,
+                ..
+            }
+        ),
+        "{:?}",
+        explained.stage
+    );
     cluster.release(&uid("bad-89"));
     let mut starts = |name: &str, namespace: &str, gpu: u32| {
         cluster.show(name, namespace, &[gpu], Shown::Starting);

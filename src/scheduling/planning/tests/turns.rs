@@ -103,6 +103,22 @@ fn a_tenant_that_borrows_does_not_wait_for_a_crowd_of_one_that_does_not() {
     assert!(cluster.runs_until("one", 2048) <= 3);
 }
 
+#[test]
+fn a_pod_that_evicts_does_not_wait_for_a_crowd_that_would() {
+    let mut cluster = cluster(Policy::default());
+    for n in 0..300u64 {
+        let demand = demand_of((73 << 30) + (n << 20), 1, Sharing::Shared, 200);
+        cluster.refused_in("many", &format!("many-{n}"), demand);
+    }
+    cluster.pass(1);
+    cluster.refused_in("few", "one", shared(25, 200));
+    for on in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        cluster.bound(&format!("victim-{on}"), on, 0, job(30));
+    }
+    cluster.pass(2);
+    assert!(cluster.runs_until("one", 2048) <= 2);
+}
+
 /// A run has steps for fewer kinds than there are crowds.
 #[test]
 fn another_namespaces_pod_has_its_turn_among_many_crowds() {
