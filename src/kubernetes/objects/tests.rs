@@ -146,6 +146,26 @@ fn a_running_pod_that_becomes_unreadable_keeps_its_class_model_and_grant_over_a_
     assert_eq!((unnamed.per_gpu, unnamed.traits.gpus, unnamed.model), (Bytes::gib(20), 2, None));
 }
 
+/// An earlier version bound it.
+#[test]
+fn a_pod_that_runs_with_less_than_may_be_asked_for_now_is_counted_with_what_it_has() {
+    let bound = |exclusive: &str, gpus: &str, devices: &str| {
+        let annotations = json!({
+            "stowage.dev/gpus": gpus, "stowage.dev/exclusive": exclusive, "stowage.dev/devices": devices,
+            "stowage.dev/vram-granted": "536870912", "stowage.dev/exclusive-granted": exclusive,
+        });
+        let spec = json!({ "containers": [container(json!({ "stowage.dev/vram": "512Mi" }))] });
+        assert!(demand(&pod(annotations.clone(), spec.clone()), &Policy::default()).is_err());
+        let bound = pod(annotations, json!({ "nodeName": "a", "containers": spec["containers"] }));
+        observation(&bound, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH).unwrap().demand
+    };
+    for (exclusive, sharing) in [("false", Sharing::Shared), ("true", Sharing::Exclusive)] {
+        let has = bound(exclusive, "4", "GPU-1,GPU-2,GPU-3,GPU-4");
+        assert_eq!((has.per_gpu, has.gpus, has.sharing), (Bytes::mib(128), 4, sharing));
+        assert_eq!((has.traits.gpus, has.traits.vram, has.containers.len()), (4, Bytes::mib(512), 1));
+    }
+}
+
 #[test]
 fn the_planner_leaves_gated_pods_of_other_schedulers_alone() {
     let gate = |scheduler: Option<&str>, policy: &Policy| {

@@ -245,6 +245,9 @@ pub enum PodStage {
         running_for_millis: Millis,
         /// While its engine starts: how long the start gate still excludes other starting engines, at most.
         start_gate_opens_in_millis: Option<Millis>,
+        /// For how long engines of its tenant that did not become ready kept others from starting there, within an hour.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gate_time_taken_millis: Option<Millis>,
         /// `None` unless this process saw the pod being bound, and the start of its engine can be timed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         start: Option<BoundStartPart>,

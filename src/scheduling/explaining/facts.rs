@@ -13,6 +13,7 @@ use crate::scheduling::policy::{Policy, SpareRule};
 use crate::scheduling::verbs::ClusterCopy;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::PodHealth;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
@@ -41,6 +42,8 @@ pub struct Facts {
     pub allowance: TenantLimit,
     /// The rules of `planning.spare`, with the GPUs that are free for each; `None` for one that does not hold now.
     pub spare: Vec<(SpareRule, Option<u32>)>,
+    /// For how long its tenant's failed starts have kept others from its GPUs.
+    pub gate_time_taken: Millis,
     /// What it has to do with VRAM that is lent, if it is bound.
     pub loan: Option<PodLoan>,
     /// What keeps it from borrowing, if anything does; `None` if its class may not.
@@ -86,6 +89,13 @@ impl Facts {
             reserved_placement: ledger.reserved_placement(uid),
             allowance: ledger.allowance(uid, &entry.demand),
             spare: ledger.spare().map(|(rule, free)| (rule.clone(), free)).collect(),
+            gate_time_taken: match &entry.phase {
+                PodPhase::Bound(bound) if entry.disruption_info.health != PodHealth::Ready => {
+                    let gpus = bound.devices.as_deref().unwrap_or_default();
+                    ledger.gate_time_taken(&entry.demand, &bound.node, gpus)
+                }
+                _ => Millis::default(),
+            },
             loan: ledger.loan_of(uid),
             borrowing,
             whole: ledger.whole(),

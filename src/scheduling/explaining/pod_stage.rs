@@ -7,7 +7,7 @@ use crate::ids::GpuUuid;
 use crate::scheduling::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::{Bytes, Moment};
+use crate::units::{Bytes, Millis, Moment};
 
 pub fn stage(facts: &Facts) -> PodStage {
     match &facts.entry.phase {
@@ -48,6 +48,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
         granted_bytes: granted(facts),
         running_for_millis: facts.now.since(bound.started),
         start_gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
+        gate_time_taken_millis: Some(facts.gate_time_taken).filter(|taken| *taken > Millis::default()),
         start: facts.entry.start.as_ref().map(|start| BoundStartPart {
             expected_millis: start.expected.time.total(),
             policy_millis: start.expected.prior.total(),

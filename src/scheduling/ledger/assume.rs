@@ -76,6 +76,7 @@ impl Ledger {
             let Some(pod_state) = self.pod_states.get(&uid) else { continue };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(pod_state.starting) {
+                self.note_gate_over(&uid);
                 self.edit_pod(&uid, |pod_state| pod_state.open_start_gate(None));
             } else if is_over(pod_state.soft_reservation().map(|soft_reservation| soft_reservation.expires)) {
                 self.set_soft_reservation(&uid, None);
@@ -177,6 +178,7 @@ impl Ledger {
         let view = self.node_states.get(node).map(NodeState::view);
         let (starting, start) =
             view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view));
+        let starting = self.within_share(starting, &pod_state.demand, node, &placement.devices);
         let (epoch, now) = (self.leader().cloned(), self.now);
         self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), epoch, now, starting, start));
         self.forget_start_if_woken(uid);

@@ -7,7 +7,7 @@ use super::start_gates::gate;
 use super::waiting_pod::SchedulingGate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
+use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo, PodHealth};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
@@ -165,8 +165,12 @@ impl Ledger {
                 self.note_shown_reservation(&uid, None);
                 self.origin.forget(&uid);
                 let bound = BoundPod::new(node, devices, self.now);
+                let is_unready =
+                    |observed: &ObservedDisruptionInfo| observed.disruption_info.health != PodHealth::Ready;
+                let is_unready = observation.observed.as_ref().is_some_and(is_unready);
+                let start = (starting, is_unready);
                 let warning =
-                    self.observe_bound(observation.uid, observation.key, observation.demand, bound, starting);
+                    self.observe_bound(observation.uid, observation.key, observation.demand, bound, start);
                 if let Some(ran) = ran {
                     self.has_run_since(&uid, self.now.before(ran));
                 }
@@ -247,6 +251,7 @@ impl Ledger {
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         self.set_placeless_member(uid, None);
+        self.note_gate_over(uid);
         let pod_state = self.pod_states.get(uid)?.clone();
         self.note_shown_reservation(uid, None);
         self.origin.forget(uid);
@@ -335,14 +340,14 @@ impl Ledger {
         key: PodKey,
         demand: Demand,
         bound: BoundPod,
-        is_starting: bool,
+        (is_starting, is_unready): (bool, bool),
     ) -> PodWarning {
         let known = self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node));
         if let Some(pod_state) = known.filter(|pod_state| !pod_state.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
             let warning = warning(pod_state, &bound, &demand);
             if pod_state.starting.is_some() && !is_starting {
-                self.note_started(&uid);
+                self.note_started(&uid, is_unready);
             }
             return warning;
         }
@@ -353,13 +358,15 @@ impl Ledger {
         let (landed, start) = self.start_of_landed(&uid, &node);
         let starts = self.start_times.model();
         let node_state = self.node_states.open(&node);
+        let is_by_index = node_state.is_reported() && !bound.is_recorded();
         // It is unknown since when an engine that was bound before this ledger began has been starting.
         let starting = match was_assumed {
             true => landed,
             false => gate(&demand, node_state.view(), self.now, starts, &self.policy),
         };
+        let gpus = bound.devices.as_deref().unwrap_or_default();
+        let starting = self.within_share(starting, &demand, &node, gpus);
         let (starting, start) = if is_starting || was_assumed { (starting, start) } else { (None, None) };
-        let is_by_index = node_state.is_reported() && !bound.is_recorded();
         let disruption_info = Arc::default();
         let phase = PodPhase::Bound(bound);
         let moved = self.pod_states.put(
@@ -370,7 +377,7 @@ impl Ledger {
         self.forget_start_if_woken(&uid);
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
-            self.note_started(&uid);
+            self.note_started(&uid, is_unready);
         }
         if is_by_index {
             self.pin_indices(&node);
@@ -379,12 +386,15 @@ impl Ledger {
     }
 
     /// The pod's engine has started, or has failed to. Its gate opens, but not before its class says.
-    fn note_started(&mut self, uid: &PodUid) {
+    fn note_started(&mut self, uid: &PodUid, is_unready: bool) {
         let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.pod_states.get(uid) else {
             return;
         };
         let opens = bound.since + self.policy.class(demand.class).start_gate.min;
         if opens <= self.now {
+            if is_unready {
+                self.note_gate_over(uid);
+            }
             return self.edit_pod(uid, |pod_state| pod_state.open_start_gate(None));
         }
         self.edit_pod(uid, |pod_state| pod_state.open_start_gate(Some(opens)));

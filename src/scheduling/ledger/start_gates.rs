@@ -2,16 +2,20 @@
 //!
 //! A gate counts from when a Binding is known to have landed. While the Binding may still land, its engine may begin to start at any
 //! moment, and the gate stays shut.
+//!
+//! Whose engines never become ready does not hold the gates of a GPU for ever: within an hour, what they have taken together is
+//! bounded as each of them is.
 
 use super::Ledger;
-use super::node_state::NodeState;
-use super::pod_state::PodPhase;
+use super::node_state::{NodeState, Starter};
+use super::pod_state::{PodPhase, PodState};
 use super::start_times::PodStart;
-use crate::ids::{NodeName, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_info::PodHealth;
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Millis, Moment};
@@ -41,6 +45,53 @@ impl Ledger {
         }
     }
 
+    /// Until when an engine keeps others from starting on these GPUs, that would until then, with what others of its tenant have
+    /// taken there and not become ready.
+    pub(super) fn within_share(
+        &self,
+        until: Option<Moment>,
+        demand: &Demand,
+        node: &NodeName,
+        gpus: &[GpuUuid],
+    ) -> Option<Moment> {
+        let Millis(taken) = self.gate_time_taken(demand, node, gpus);
+        let Millis(max) = self.policy.class(demand.class).start_gate.max;
+        let last = self.now + Millis(max.saturating_sub(taken));
+        until.map(|until| until.min(last)).filter(|until| *until > self.now)
+    }
+
+    /// For how long engines of the pod's tenant that did not become ready have kept others from one of these GPUs, within an hour.
+    pub(in crate::scheduling) fn gate_time_taken(
+        &self,
+        demand: &Demand,
+        node: &NodeName,
+        gpus: &[GpuUuid],
+    ) -> Millis {
+        let starter = starter(demand, &self.policy);
+        let taken = |node_state: &NodeState| node_state.starts().failed(starter, gpus, self.now);
+        self.node_states.get(node).map(taken).unwrap_or_default()
+    }
+
+    /// The pod's gate opens, or the pod is gone. If its engine is not ready, its tenant has used up what it took.
+    pub(super) fn note_gate_over(&mut self, uid: &PodUid) {
+        let Some(PodState {
+            demand,
+            phase: PodPhase::Bound(bound),
+            starting: Some(until),
+            disruption_info,
+            ..
+        }) = self.pod_states.get(uid)
+        else {
+            return;
+        };
+        let node_state = self.node_states.get_mut(&bound.node);
+        if let Some(node_state) = node_state.filter(|_| disruption_info.health != PodHealth::Ready) {
+            let held = self.now.min(*until).since(bound.since);
+            let gpus = bound.devices.as_deref().unwrap_or_default();
+            node_state.starts_mut().note_failed(starter(demand, &self.policy), gpus, held, self.now);
+        }
+    }
+
     /// The same of a pod that begins to start now.
     pub(super) fn expected_start(
         &self,
@@ -53,6 +104,12 @@ impl Ledger {
             PodStart::expect(demand, node, now, starts, &self.policy.loading),
         )
     }
+}
+
+/// By its name a tenant is the same under the next policy.
+fn starter<'a>(demand: &'a Demand, policy: &'a Policy) -> Starter<'a> {
+    let tenant = demand.tenant.and_then(|id| policy.tenant(id));
+    tenant.map_or((false, &demand.traits.namespace), |tenant| (true, &tenant.name))
 }
 
 /// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or its GPUs are
@@ -80,3 +137,6 @@ pub(super) fn gate(
     let length = expected.times(2).clamp(min.min(max), max);
     (is_gated && length > Millis::default()).then(|| now + length)
 }
+
+#[cfg(test)]
+mod tests;

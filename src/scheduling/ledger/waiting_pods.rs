@@ -54,6 +54,8 @@ pub struct PendingPod {
     pub way: WaitKind,
     /// Since when it waits.
     pub since: Moment,
+    /// Its place among those that a run is handed.
+    pub turn: usize,
 }
 
 /// How a pod waits.
@@ -167,7 +169,7 @@ impl Ledger {
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
-    /// priority, class, and time; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many
+    /// priority, class, and turn; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many
     /// of the gated, in turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
@@ -181,8 +183,10 @@ impl Ledger {
             if refused.is_empty() { Vec::new() } else { self.waiting_pods.queue.last_woken(limit) };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
         let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
-        let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid));
-        let gated = gated.iter().filter_map(|uid| self.gated_one(uid));
+        let refused = refused.iter().chain(on_their_way).enumerate();
+        let refused = refused.filter_map(|(turn, uid)| Some(PendingPod { turn, ..self.refused_one(uid)? }));
+        let gated = gated.iter().enumerate();
+        let gated = gated.filter_map(|(turn, uid)| Some(PendingPod { turn, ..self.gated_one(uid)? }));
         let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
         pending.sort_by_cached_key(PendingPod::order);
         pending
@@ -377,7 +381,7 @@ impl Ledger {
 
     fn pending_one(&self, uid: &PodUid, pod_state: &PodState, way: WaitKind, since: Moment) -> PendingPod {
         let (key, demand) = (pod_state.key.clone(), self.as_borrower(uid, pod_state.demand.clone()));
-        PendingPod { uid: uid.clone(), key, demand, way, since }
+        PendingPod { uid: uid.clone(), key, demand, way, since, turn: 0 }
     }
 }
 
@@ -388,7 +392,7 @@ impl PendingPod {
 
     fn order(&self) -> impl Ord + use<> {
         let Demand { priority, class, .. } = self.demand;
-        (!self.is_on_its_way(), Reverse(priority), class, self.since, self.uid.clone())
+        (!self.is_on_its_way(), Reverse(priority), class, self.turn, self.since, self.uid.clone())
     }
 }
 
@@ -396,7 +400,8 @@ fn queue_band_of(pod_state: &PodState) -> QueueBand {
     let Demand { priority, class, tenant, .. } = pod_state.demand;
     let is_gated = pod_state.waiting().is_some_and(|waiting| waiting.gate == SchedulingGate::Planned);
     let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
-    QueueBand { line, priority: Reverse(priority), class, tenant }
+    let namespace = tenant.is_none().then(|| pod_state.key.namespace.clone());
+    QueueBand { line, priority: Reverse(priority), class, tenant, namespace }
 }
 
 fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {

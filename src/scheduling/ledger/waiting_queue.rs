@@ -1,9 +1,10 @@
 //! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look
 //! at all of them: every round of the planner asks, under the ledger's lock.
 //!
-//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority comes first, then the tenant that
-//! borrows least, then the earlier class, and within those the pod that was looked at the longest ago. A part of each round goes
-//! to the longest-waiting pods, whatever their priority. What a pod waits for is not known here.
+//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority comes first. Of one priority the
+//! tenants have their turns, first the one that borrows least; namespaces without a tenant count as one each. Within those the
+//! earlier class comes first, then the pod that was looked at the longest ago. A part of each round goes to the longest-waiting
+//! pods, whatever their priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
 use crate::scheduling::sharing::ShardedMap;
@@ -12,17 +13,21 @@ use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 /// One in so many of the places in a round goes to the pod that has waited longest.
 const FOR_THE_LONGEST: usize = 4;
 
 /// Pods that have their turns together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct QueueBand {
     pub line: WaitingLine,
     pub priority: Reverse<i32>,
     pub class: ClassId,
     pub tenant: Option<TenantId>,
+    /// Of a pod without a tenant.
+    #[serde(default)]
+    pub namespace: Option<Arc<str>>,
 }
 
 /// The two ways to wait, each with places of its own.
@@ -45,9 +50,11 @@ pub(super) struct WaitingQueue {
     woken_at: ShardedMap<PodUid, Moment>,
     /// Rises with each turn that is given.
     turn: u64,
+    /// Rises with each round: another tenant begins.
+    round: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum QueuePosition {
     Later(Moment),
     /// `before` is the turn it had until it was last handed out.
@@ -66,6 +73,8 @@ struct StoredQueue {
     ready: Vec<(QueueBand, u64, u64, PodUid)>,
     woken: BTreeSet<(Moment, PodUid)>,
     turn: u64,
+    #[serde(default)]
+    round: usize,
 }
 
 impl From<WaitingQueue> for StoredQueue {
@@ -74,19 +83,27 @@ impl From<WaitingQueue> for StoredQueue {
             Some(QueuePosition::Ready { before, .. }) => *before,
             _ => 0,
         };
-        let ready = queue
-            .ready
-            .iter()
-            .flat_map(|(band, pods)| pods.iter().map(|(turn, uid)| (*band, *turn, before(uid), uid.clone())));
-        Self { ready: ready.collect(), later: queue.later, woken: queue.woken, turn: queue.turn }
+        let ready = queue.ready.iter().flat_map(|(band, pods)| {
+            pods.iter().map(|(turn, uid)| (band.clone(), *turn, before(uid), uid.clone()))
+        });
+        Self {
+            ready: ready.collect(),
+            later: queue.later,
+            woken: queue.woken,
+            turn: queue.turn,
+            round: queue.round,
+        }
     }
 }
 
 impl From<StoredQueue> for WaitingQueue {
     fn from(stored: StoredQueue) -> Self {
-        let mut queue = Self { turn: stored.turn, ..Self::default() };
+        let mut queue = Self { turn: stored.turn, round: stored.round, ..Self::default() };
         stored.later.iter().for_each(|(due, uid)| queue.set_later(uid, *due));
-        stored.ready.iter().for_each(|(band, turn, before, uid)| queue.place(uid, *band, *turn, *before));
+        stored
+            .ready
+            .iter()
+            .for_each(|(band, turn, before, uid)| queue.place(uid, band.clone(), *turn, *before));
         stored.woken.iter().for_each(|(at, uid)| queue.set_woken(uid, Some(*at)));
         queue
     }
@@ -120,37 +137,62 @@ impl WaitingQueue {
         self.later.first().filter(|(due, _)| *due <= now).map(|(_, uid)| uid)
     }
 
-    /// The next `limit` pods of a line; their next turns come after those of all others. `share` says which tenant's pods come
-    /// first among those of one priority.
+    /// The next `limit` pods of a line, in order; their next turns come after those of all others of their tenant and class. `share`
+    /// says which tenant begins among those of one priority.
     pub(super) fn hand_out(
         &mut self,
         line: WaitingLine,
         limit: usize,
         share: impl Fn(Option<TenantId>) -> u64,
     ) -> Vec<PodUid> {
-        let mut chosen = self.longest_waiting(line, limit / FOR_THE_LONGEST);
-        let mut bands: Vec<&QueueBand> =
-            self.ready.keys().filter(|queue_band| queue_band.line == line).collect();
-        bands.sort_by_cached_key(|queue_band| {
-            (queue_band.priority, share(queue_band.tenant), queue_band.class, **queue_band)
-        });
-        let in_order = bands.into_iter().flat_map(|queue_band| &self.ready[queue_band]);
-        for (_, uid) in in_order {
-            if chosen.len() >= limit {
-                break;
+        let mut longest = self.longest_waiting(line, limit / FOR_THE_LONGEST);
+        let mut room = limit - longest.len();
+        let mut handed_out = Vec::new();
+        let bands: Vec<_> = self.ready.iter().filter(|(queue_band, _)| queue_band.line == line).collect();
+        let by_priority = bands.chunk_by(|(one, _), (other, _)| one.priority == other.priority);
+        for uid in by_priority.flat_map(|bands| self.in_turns(bands, limit, &share)) {
+            if !longest.remove(uid) {
+                if room == 0 {
+                    break;
+                }
+                room -= 1;
             }
-            chosen.insert(uid.clone());
+            handed_out.push(uid.clone());
         }
-        let mut handed_out: Vec<(u64, PodUid)> =
-            chosen.into_iter().map(|uid| (self.turn_of(&uid), uid)).collect();
-        handed_out.sort_unstable();
-        handed_out.iter().for_each(|(before, uid)| self.put_last(uid, *before));
-        handed_out.into_iter().map(|(_, uid)| uid).collect()
+        handed_out.extend(longest);
+        self.round = self.round.wrapping_add(usize::from(line == WaitingLine::Refused));
+        let mut turns: Vec<(u64, &PodUid)> = handed_out.iter().map(|uid| (self.turn_of(uid), uid)).collect();
+        turns.sort_unstable();
+        turns.into_iter().for_each(|(before, uid)| self.put_last(uid, before));
+        handed_out
+    }
+
+    /// Pods of one priority, at least `limit` if there are as many: the first of each tenant, then the second of each.
+    fn in_turns<'q>(
+        &self,
+        bands: &[(&'q QueueBand, &'q BTreeSet<(u64, PodUid)>)],
+        limit: usize,
+        share: impl Fn(Option<TenantId>) -> u64,
+    ) -> Vec<&'q PodUid> {
+        let mut of_tenants: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (QueueBand { tenant, namespace, .. }, pods) in bands {
+            of_tenants.entry((*tenant, namespace)).or_default().push(*pods);
+        }
+        let begins = self.round % of_tenants.len().max(1);
+        let line = |((tenant, _), pods): (_, Vec<_>)| (share(tenant), pods.into_iter().flatten());
+        let mut lines: Vec<_> = of_tenants.into_iter().map(line).collect();
+        lines.rotate_left(begins);
+        lines.sort_by_key(|(share, _)| *share);
+        let mut pods = Vec::new();
+        while pods.len() < limit && !lines.is_empty() {
+            lines.retain_mut(|(_, line)| line.next().map(|(_, uid)| pods.push(uid)).is_some());
+        }
+        pods
     }
 
     /// The pod was handed out and not looked at: it has the turn that it had.
     pub(super) fn put_back(&mut self, uid: &PodUid) {
-        if let Some(QueuePosition::Ready { queue_band, before, .. }) = self.pods.get(uid).copied() {
+        if let Some(QueuePosition::Ready { queue_band, before, .. }) = self.pods.get(uid).cloned() {
             self.place(uid, queue_band, before, before);
         }
     }
@@ -210,14 +252,14 @@ impl WaitingQueue {
     }
 
     fn put_last(&mut self, uid: &PodUid, before: u64) {
-        if let Some(QueuePosition::Ready { queue_band, .. }) = self.pods.get(uid).copied() {
+        if let Some(QueuePosition::Ready { queue_band, .. }) = self.pods.get(uid).cloned() {
             let turn = self.next_turn();
             self.place(uid, queue_band, turn, before);
         }
     }
 
     fn place(&mut self, uid: &PodUid, queue_band: QueueBand, turn: u64, before: u64) {
-        self.move_to(uid, QueuePosition::Ready { queue_band, turn, before });
+        self.move_to(uid, QueuePosition::Ready { queue_band: queue_band.clone(), turn, before });
         self.ready.entry(queue_band).or_default().insert((turn, uid.clone()));
     }
 
@@ -259,6 +301,7 @@ mod tests {
             priority: Reverse(priority),
             class: ClassId::default(),
             tenant: None,
+            namespace: None,
         }
     }
 

@@ -83,6 +83,7 @@ impl PlanningState<'_> {
             demand: demand.clone(),
             way: WaitKind::Gated,
             since: self.ledger.now(),
+            turn: 0,
         };
         let signature = PodSignature::successor_of(&self.ledger.beside_spare(&demand), wants);
         let (place, gpus) = self.best_node_for(signature.demand(), &signature)?;

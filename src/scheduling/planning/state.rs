@@ -116,9 +116,9 @@ impl<'a> PlanningState<'a> {
     ) -> PassedPods<'p> {
         let until = self.pace.spent().saturating_add(steps);
         let PassedPods { mut rest, mut below } = PassedPods::default();
-        let (mut turns, mut evicts_from) = (Turns::of(pods, &self.ledger), i32::MIN);
+        let (mut turns, mut evicts_from) = (Turns::of(pods, &self.ledger, steps), i32::MIN);
         let mut is_first = !self.is_begun;
-        while let Some(pod) = turns.next(&self.ledger) {
+        while let Some(pod) = turns.next(&self.ledger, self.pace.spent()) {
             // Where it would go, fewer or cheaper pods may be in the way of the one before it.
             if pod.demand.priority < evicts_from {
                 below.push(pod);

@@ -23,6 +23,7 @@ mod groups;
 mod ranking;
 mod relief;
 mod spare;
+mod turns;
 mod undone;
 mod windows;
 

@@ -1,25 +1,45 @@
 //! In which order a run looks at pending pods: in that of the queue, but that of the pods of one priority those of the tenant that
-//! borrows least come first, by what the run has placed so far.
+//! borrows least come first, by what the run has placed so far. Namespaces without a tenant count as one each.
 //!
 //! A pod that finds no place takes its tenant no turn: the tenant's next one is looked at. Otherwise a tenant whose pods ask for
-//! several GPUs would wait with all of them while another takes every single GPU that becomes free.
+//! several GPUs would wait with all of them while another takes every single GPU that becomes free. But no
+//! tenant spends more than a part of the run's steps at once while another has pods: of pods of different kinds a run has steps for
+//! a few only.
 
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{Ledger, PendingPod};
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+
+/// One tenant spends one in so many of a run's steps before it is the turn of one that borrows more.
+const PARTS: u64 = 16;
 
 pub(super) struct Turns<'p> {
     bands: VecDeque<Band<'p>>,
     /// What the cluster has, if tenants have shares of it.
     whole: TenantUsage,
+    /// Steps at once.
+    part: u64,
+    /// Steps spent when the last pod had its turn.
+    before: u64,
 }
 
 /// Pods of one priority: those of each tenant, and those without one.
 struct Band<'p> {
     rank: Rank,
-    lines: Vec<(Option<TenantId>, VecDeque<&'p PendingPod>)>,
+    lines: BTreeMap<LineKey<'p>, Line<'p>>,
+    /// Whose pod had the last turn.
+    last: Option<LineKey<'p>>,
+}
+
+/// A tenant, or the namespace of pods without one.
+type LineKey<'p> = (Option<TenantId>, &'p str);
+
+#[derive(Default)]
+struct Line<'p> {
+    spent: u64,
+    pods: VecDeque<&'p PendingPod>,
 }
 
 /// Whether they are on their way, and their priority.
@@ -30,22 +50,27 @@ pub(super) fn rank(pod: &PendingPod) -> Rank {
 }
 
 impl<'p> Turns<'p> {
-    pub fn of(queue: &[&'p PendingPod], ledger: &Ledger) -> Self {
+    /// `steps` is what may be spent on the pods.
+    pub fn of(queue: &[&'p PendingPod], ledger: &Ledger, steps: u64) -> Self {
         let mut bands: VecDeque<Band<'_>> = VecDeque::new();
         for pod in queue {
             let rank = rank(pod);
             if bands.back().is_none_or(|band| band.rank != rank) {
-                bands.push_back(Band { rank, lines: Vec::new() });
+                bands.push_back(Band { rank, lines: BTreeMap::new(), last: None });
             }
             bands.back_mut().expect("there is one").add(pod);
         }
-        Self { bands, whole: ledger.whole() }
+        Self { bands, whole: ledger.whole(), part: (steps / PARTS).max(1), before: 0 }
     }
 
-    /// The pod whose turn it is, with what `ledger` has placed.
-    pub fn next(&mut self, ledger: &Ledger) -> Option<&'p PendingPod> {
+    /// The pod whose turn it is, with what `ledger` has placed and after so many steps.
+    pub fn next(&mut self, ledger: &Ledger, spent: u64) -> Option<&'p PendingPod> {
+        let cost = spent - std::mem::replace(&mut self.before, spent);
         while let Some(band) = self.bands.front_mut() {
-            if let Some(pod) = band.next(ledger, self.whole) {
+            if let Some(line) = band.last.take().and_then(|last| band.lines.get_mut(&last)) {
+                line.spent += cost;
+            }
+            if let Some(pod) = band.next(ledger, self.whole, self.part) {
                 return Some(pod);
             }
             self.bands.pop_front();
@@ -55,27 +80,26 @@ impl<'p> Turns<'p> {
 
     /// Those whose turn has not come.
     pub fn rest(&self) -> impl Iterator<Item = &'p PodUid> {
-        let lines = self.bands.iter().flat_map(|band| &band.lines);
-        lines.flat_map(|(_, line)| line.iter().map(|pod| &pod.uid))
+        let lines = self.bands.iter().flat_map(|band| band.lines.values());
+        lines.flat_map(|line| line.pods.iter().map(|pod| &pod.uid))
     }
 }
 
 impl<'p> Band<'p> {
     fn add(&mut self, pod: &'p PendingPod) {
         let tenant = pod.demand.tenant;
-        match self.lines.iter_mut().find(|(known, _)| *known == tenant) {
-            Some((_, line)) => line.push_back(pod),
-            None => self.lines.push((tenant, [pod].into())),
-        }
+        let namespace = if tenant.is_none() { &*pod.key.namespace } else { "" };
+        self.lines.entry((tenant, namespace)).or_default().pods.push_back(pod);
     }
 
-    fn next(&mut self, ledger: &Ledger, whole: TenantUsage) -> Option<&'p PendingPod> {
-        let turn = |(tenant, line): &(Option<TenantId>, VecDeque<&PendingPod>)| {
-            let first = line.front()?;
-            Some((ledger.borrowed_share(*tenant, whole), first.demand.class, first.since, first.uid.clone()))
+    fn next(&mut self, ledger: &Ledger, whole: TenantUsage, part: u64) -> Option<&'p PendingPod> {
+        let turn = |(tenant, _): LineKey<'_>, line: &Line<'_>| {
+            let first = line.pods.front()?;
+            Some((line.spent / part, ledger.borrowed_share(tenant, whole), first.turn))
         };
-        let lines = self.lines.iter_mut().filter_map(|line| Some((turn(line)?, line)));
-        let (_, (_, line)) = lines.min_by(|(one, _), (other, _)| one.cmp(other))?;
-        line.pop_front()
+        let lines = self.lines.iter_mut().filter_map(|(key, line)| Some((turn(*key, line)?, *key, line)));
+        let (_, key, line) = lines.min_by_key(|(turn, ..)| *turn)?;
+        self.last = Some(key);
+        line.pods.pop_front()
     }
 }

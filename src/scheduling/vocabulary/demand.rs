@@ -365,8 +365,27 @@ mod tests {
         assert_eq!(code(demand(|_| {}, &main(Some("9e99")))), "bad-quantity");
         assert_eq!(code(demand(|_| {}, &plugin)), "both-ways");
         assert_eq!(code(demand(|_| {}, &main(Some("40000")))), "too-little-vram");
-        assert_eq!(code(demand(|p| p.gpus = Some("8"), &main(Some("255Mi")))), "too-little-vram");
-        assert_eq!(demand(|p| p.gpus = Some("8"), &main(Some("256Mi"))).unwrap().per_gpu, Bytes::mib(32));
+        for (gpus, vram, per_gpu) in [
+            (None, "255Mi", None),
+            (None, "256Mi", Some(256)),
+            (Some("8"), "256Mi", None),
+            (Some("8"), "2047Mi", None),
+            (Some("8"), "2Gi", Some(256)),
+            (Some("64"), "15Gi", None),
+        ] {
+            let asked = demand(|p| p.gpus = gpus, &main(Some(vram)));
+            let got = asked.as_ref().map_or_else(|error| Err(error.code()), |demand| Ok(demand.per_gpu));
+            assert_eq!(got, per_gpu.map(Bytes::mib).ok_or("too-little-vram"), "{vram} on {gpus:?}");
+        }
+        let one_of_two =
+            [main(Some("40Gi"))[0], ContainerRequest { name: "second", ..main(Some("256Mi"))[0] }];
+        let said = demand(|p| p.gpus = Some("8"), &one_of_two).unwrap_err().to_string();
+        assert!(
+            ["second", "256.0 MiB", "8 of", "at least 2.0 GiB", "stowage.dev/gpus"]
+                .iter()
+                .all(|part| said.contains(part)),
+            "{said}"
+        );
         let longest = "c".repeat(253 - ".container.stowage.dev".len());
         let named = |name| [ContainerRequest { name, ..main(Some("1Gi"))[0] }];
         assert!(demand(|_| {}, &named(&longest)).is_ok());

@@ -11,8 +11,8 @@ use std::fmt;
 )]
 pub struct MemoryFraction(u16);
 
-/// The least VRAM on one GPU of which every GPU with up to 320 GiB gives a fraction above zero.
-pub const LEAST_PER_GPU: Bytes = Bytes::mib(32);
+/// What a container's process takes of each GPU before it computes anything: whoever opens a GPU pays for that.
+pub const LEAST_PER_GPU: Bytes = Bytes::mib(256);
 
 /// Of one.
 const PARTS: u16 = 10_000;
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(text(Bytes::gib(1), Bytes::mib(183_359)), "0.0055");
         assert_eq!(text(h100, h100), "1.0000");
         assert_eq!(text(Bytes::gib(90), h100), "1.0000", "no more than there is");
-        assert_eq!(text(LEAST_PER_GPU, Bytes::gib(320)), "0.0001");
+        assert_eq!(text(Bytes::mib(32), Bytes::gib(320)), "0.0001");
         assert_eq!(text(Bytes(1), h100), "0.0001");
         assert_eq!([text(Bytes::ZERO, h100), text(Bytes::gib(1), Bytes::ZERO)], ["0.0000"; 2]);
     }

@@ -248,6 +248,7 @@ fn state(explanation: &Explanation) -> String {
             granted_bytes,
             running_for_millis,
             start_gate_opens_in_millis,
+            gate_time_taken_millis,
             start,
             ..
         } => {
@@ -258,9 +259,15 @@ fn state(explanation: &Explanation) -> String {
                     length(opens_in)
                 )
             });
+            let taken = gate_time_taken_millis.map_or(String::new(), |taken| {
+                format!(
+                    "; engines of its tenant that did not become ready have taken {} of startGate.max there in this hour",
+                    length(taken)
+                )
+            });
             let start = start.map_or(String::new(), |start| format!("\n{}", node::bound_start(&start)));
             format!(
-                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}{start}",
+                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}{taken}{start}",
                 length(*running_for_millis)
             )
         }

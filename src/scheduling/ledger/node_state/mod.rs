@@ -44,7 +44,7 @@ use charges::NodeCharges;
 use departed::DepartedPod;
 use device_list::GainLimit;
 use lending::NodeLending;
-use node_starts::NodeStarts;
+pub(super) use node_starts::{NodeStarts, Starter};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -256,7 +256,15 @@ impl NodeState {
 
     /// An engine has started here; `known` is what the cluster knows of such starts.
     pub(super) fn learn_start(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
-        Arc::make_mut(&mut self.starts).learn(kind, sample, known);
+        self.starts_mut().learn(kind, sample, known);
+    }
+
+    pub(super) fn starts(&self) -> &NodeStarts {
+        &self.starts
+    }
+
+    pub(super) fn starts_mut(&mut self) -> &mut NodeStarts {
+        Arc::make_mut(&mut self.starts)
     }
 
     /// What engines took to start here counts no more.

@@ -3,6 +3,7 @@
 use super::asking_container::LONGEST_CONTAINER_NAME;
 use super::{MAX_ANNOTATIONS, MAX_GPUS};
 use crate::coded::coded;
+use crate::scheduling::vocabulary::memory_fraction::LEAST_PER_GPU;
 use crate::units::{Bytes, QuantityError};
 
 coded! {
@@ -33,8 +34,8 @@ coded! {
             "the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it"
             => "annotation stowage.dev/kv-cache is more than stowage.dev/vram";
         "too-little-vram" TooLittleVram { container: String, vram: Bytes, gpus: u32, least: Bytes },
-            "the container {container} asks for {vram} on {gpus} of the node's GPUs: the fraction of a GPU that it would be told is \
-         zero; ask for at least {least}"
+            "the container {container} asks for {vram} on {gpus} of the node's GPUs, and takes at least {LEAST_PER_GPU} of each: ask for \
+         at least {least} (stowage.dev/gpus says on how many)"
             => "a container asks for too little stowage.dev/vram";
         "container-name" ContainerName { length: usize },
             "a container that asks for stowage.dev/vram has a name of {length} bytes; at most {LONGEST_CONTAINER_NAME} have a place in \

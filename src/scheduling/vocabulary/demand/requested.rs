@@ -133,7 +133,7 @@ pub(super) fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, Requ
     if vram == Bytes::ZERO { Err(RequestError::NoVram) } else { Ok(vram) }
 }
 
-/// Each container that asks is told its fraction of each GPU's memory: it must be more than none, and have a place on the pod.
+/// Each container that asks opens each of the GPUs, and is told its fraction of them, which must have a place on the pod.
 fn check_containers(containers: &[ContainerRequest<'_>], gpus: u32) -> Result<(), RequestError> {
     for container in containers.iter().filter(|c| c.vram.is_some()) {
         let vram = bytes("stowage.dev/vram", container.vram)?;

@@ -1,0 +1,145 @@
+//! What a tenant whose engines never become ready keeps from others of a GPU, whatever it does with its pods.
+
+use crate::scheduling::explaining::{PodStage, ShownNodes, explain};
+use crate::scheduling::ledger::ObservedPhase;
+use crate::scheduling::policy::{Class, Policy, StartGate, Tenant};
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodHealth};
+use crate::units::Millis;
+use std::sync::Arc;
+
+/// The default policy's `startGate.max`, and the hour in which it counts.
+const MAX: u64 = 600;
+const HOUR: u64 = 3600;
+
+/// What a pod shows while its engine starts, becomes ready, or has been restarted.
+#[derive(Clone, Copy, PartialEq)]
+enum Shown {
+    Starting,
+    Ready,
+    Restarted,
+}
+
+impl LedgerCluster {
+    fn show(&mut self, name: &str, namespace: &str, gpus: &[u32], shown: Shown) {
+        let demand = demand_of(30 << 30, gpus.len() as u32, Sharing::Shared, 100);
+        let demand = in_namespace(demand, namespace, &self.policy().clone());
+        let devices = Some(gpus.iter().map(|gpu| gpu_at("n", *gpu)).collect::<Arc<[_]>>());
+        let starting = shown == Shown::Starting;
+        let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
+        let health = if shown == Shown::Ready { PodHealth::Ready } else { PodHealth::Unready };
+        let disruption_info = DisruptionInfo { health, ..DisruptionInfo::default() };
+        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        self.observe(name, demand, state, Some(observed));
+    }
+
+    fn closed(&mut self) -> Vec<bool> {
+        self.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.starting).collect()
+    }
+
+    /// For how many of the next seconds the first GPU is closed to engines, while pod after pod starts there: each shows `ends` after
+    /// so many seconds, and is deleted.
+    fn closed_by(&mut self, of: &[&str], gpus: &[u32], (seconds, lives, ends): (u64, u64, Shown)) -> u64 {
+        let mut closed = 0;
+        for second in 0..seconds {
+            let name = |n: u64| format!("{}-{n}", of[n as usize % of.len()]);
+            let (n, age) = (second / lives, second % lives);
+            if age == 0 {
+                if n > 0 {
+                    self.show(&name(n - 1), of[(n - 1) as usize % of.len()], gpus, ends);
+                    self.release(&uid(&name(n - 1)));
+                }
+                self.show(&name(n), of[n as usize % of.len()], gpus, Shown::Starting);
+            }
+            closed += u64::from(self.closed()[0]);
+            self.pass(1);
+        }
+        closed
+    }
+}
+
+fn two_gpus() -> LedgerCluster {
+    LedgerCluster::new(&[("n", 2)])
+}
+
+#[test]
+fn engines_that_never_become_ready_close_a_gpu_for_no_longer_than_their_class_may_in_an_hour() {
+    for (lives, ends) in
+        [(500, Shown::Starting), (20, Shown::Starting), (15, Shown::Restarted), (1, Shown::Starting)]
+    {
+        for gpus in [&[0][..], &[0, 1]] {
+            let closed = two_gpus().closed_by(&["bad"], gpus, (HOUR - 1, lives, ends));
+            assert!(
+                (20..=MAX + lives.min(60)).contains(&closed),
+                "{closed} s, in lives of {lives} s on {gpus:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn namespaces_of_one_tenant_have_one_share() {
+    let tenant = Tenant::named("bad", &["bad-*"]);
+    let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
+    let mut cluster = LedgerCluster::by(policy, &[("n", 2)]);
+    let closed = cluster.closed_by(&["bad-1", "bad-2", "bad-3"], &[0], (HOUR - 1, 20, Shown::Starting));
+    assert!(closed <= MAX + 20, "{closed}");
+}
+
+/// The gate stays shut for a while after that, and what the pod shows meanwhile is no further start.
+#[test]
+fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
+    let start_gate = StartGate { min: Millis::seconds(60), ..StartGate::default() };
+    let classes = Policy::default().classes().iter().map(|class| Class { start_gate, ..class.clone() });
+    let policy = Policy::default().with_classes(classes.collect()).unwrap();
+    let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
+    cluster.show("once", "good", &[0], Shown::Starting);
+    for _ in 0..59 {
+        cluster.pass(1);
+        cluster.show("once", "good", &[0], Shown::Restarted);
+        assert!(cluster.closed()[0]);
+    }
+    cluster.pass(1);
+    assert!(!cluster.closed()[0]);
+    cluster.release(&uid("once"));
+    assert_eq!(cluster.closed_by(&["good"], &[0], (HOUR - 61, 100, Shown::Starting)), MAX - 60);
+}
+
+#[test]
+fn an_engine_that_becomes_ready_is_left_alone_while_it_starts_however_often_it_does() {
+    let closed = two_gpus().closed_by(&["good"], &[0], (HOUR - 1, 20, Shown::Ready));
+    assert_eq!(closed, HOUR - 1);
+}
+
+#[test]
+fn what_one_has_used_up_is_nobody_elses_nor_of_another_gpu_and_comes_back() {
+    let mut cluster = two_gpus();
+    cluster.closed_by(&["bad"], &[0], (1800, 20, Shown::Starting));
+    let explained = explain(&mut cluster.copy(), &uid("bad-89"), &ShownNodes::default()).unwrap();
+    assert!(
+        matches!(
+            explained.stage,
+            PodStage::Bound {
+                gate_time_taken_millis: Some(Millis(600_000)),
+                start_gate_opens_in_millis: None,
+                ..
+            }
+        ),
+        "{:?}",
+        explained.stage
+    );
+    cluster.release(&uid("bad-89"));
+    let mut starts = |name: &str, namespace: &str, gpu: u32| {
+        cluster.show(name, namespace, &[gpu], Shown::Starting);
+        let closed = cluster.closed()[gpu as usize];
+        cluster.release(&uid(name));
+        closed
+    };
+    assert!(!starts("again", "bad", 0));
+    assert!(starts("other", "good", 0));
+    assert!(starts("elsewhere", "bad", 1));
+    cluster.pass(HOUR);
+    cluster.show("later", "bad", &[0], Shown::Starting);
+    assert!(cluster.closed()[0]);
+}
