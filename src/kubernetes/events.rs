@@ -6,6 +6,7 @@
 
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::PodUid;
+use crate::scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
@@ -33,9 +34,6 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const NOTE_BYTES: usize = 1024;
 const NAME_BYTES: usize = 253;
 const INSTANCE_BYTES: usize = 128;
-/// The namespace, and the label of others, whose pods see all GPUs.
-const EXEMPT: &str = "kube-system";
-const SEES_ALL_GPUS: &str = "stowage.dev/all-gpus";
 /// The Event's `reportingController`.
 const CONTROLLER: &str = "stowage.dev/scheduler";
 
@@ -150,21 +148,19 @@ async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Opti
     let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;
     let is_it = found.is_ok_and(|pod| pod.is_ok_and(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())));
     match is_it {
-        true => (sees_all_gpus(client, &key.namespace).await == Some(true)).then_some("exempt"),
+        true => sees_all_gpus(client, &key.namespace).await.then_some("exempt"),
         false => Some("unconfirmed"),
     }
 }
 
 /// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
-/// namespaces are watched only where a policy needs them. `None` if the API server does not say.
-pub(super) async fn sees_all_gpus(client: &Client, namespace: &str) -> Option<bool> {
-    if namespace == EXEMPT {
-        return Some(true);
-    }
+/// namespaces are watched only where a policy needs them.
+async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
     let of_name = ListParams::default().fields(&format!("metadata.name={namespace}")).labels(SEES_ALL_GPUS);
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
-    Some(!listed.ok()?.ok()?.items.is_empty())
+    namespace == SEES_ALL_GPUS_UNLABELLED
+        || listed.is_ok_and(|listed| listed.is_ok_and(|listed| !listed.items.is_empty()))
 }
 
 fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {

@@ -5,7 +5,6 @@
 use super::failure::{ApiFailure, FailureCause};
 use super::{ApiControlPlane, post, within};
 use crate::ids::{PodKey, PodUid};
-use crate::kubernetes::events::sees_all_gpus;
 use crate::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue, PodEvent,
     PodEventReason, StatusChange,
@@ -26,12 +25,6 @@ impl ApiControlPlane {
     ) -> EvictionOutcome {
         if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
-        }
-        // If it cannot be found out, the pod stays.
-        if matches!(why, EvictionReason::Ungranted { .. })
-            && sees_all_gpus(&self.client, &key.namespace).await != Some(false)
-        {
-            return EvictionOutcome::CalledOff;
         }
         // The victim is evicted even if its condition cannot be written: the Event has the reason too.
         let told = self.mark(key, uid, EvictionCondition::Evicting(why.clone())).await;

@@ -2,6 +2,7 @@
 
 use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
 use super::facts::Facts;
+use super::pod_access::PodAccess;
 use crate::scheduling::policy::{
     Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility, SpareRule, Unmet,
 };
@@ -40,13 +41,19 @@ pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
     let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
     let before = (0..demand.class.place()).map(ClassId::at);
-    let mut because = conditions(class, &subject, &demand.traits);
+    let shown = |condition| match facts.reader {
+        PodAccess::All => condition,
+        PodAccess::Namespace | PodAccess::Own => without_others(condition),
+    };
+    let mut because: Vec<Condition> =
+        conditions(class, &subject, &demand.traits).into_iter().map(shown).collect();
     because.extend(policy.open_window(&class.when).map(|window| when(window.to_string(), "it is open")));
     ClassPart {
         name: class.name.clone(),
         because,
         passed_over: before
             .filter_map(|class| passed_over(policy, class, &subject, &demand.traits))
+            .map(|PassedOver { class, unmet }| PassedOver { class, unmet: shown(unmet) })
             .collect(),
         engine: class.engine,
         kv_cache_limit_percent: class.limits.kv_cache,
@@ -106,6 +113,14 @@ fn passed_over(
         None => when((!class.when.is_empty()).then(windows)?, "none is open"),
     };
     Some(PassedOver { class: class.name.clone(), unmet })
+}
+
+/// Without what may name others: who may see all pods may see the policy.
+fn without_others(condition: Condition) -> Condition {
+    match &*condition.field {
+        "namespaces" | "expression" => Condition { wants: "as the policy says".into(), ..condition },
+        _ => condition,
+    }
 }
 
 /// Not a condition on the pod, but on the time.

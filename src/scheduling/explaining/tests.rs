@@ -52,6 +52,12 @@ fn each_class_that_did_not_match_names_its_unmet_condition() {
     assert_eq!((told[2].0, told[2].1), ("x", "pod.labels['team'] == 'x'"));
     assert!(told[2].2.starts_with("it fails on this pod: "), "{}", told[2].2);
     assert_eq!((explanation.class.name.as_str(), explanation.class.because.len()), ("serving", 0));
+
+    // What others are called, and how they are chosen, is for who may see all of them.
+    let uid = pod("p", "1Gi").uid();
+    let told = explain_to(PodAccess::Namespace, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let wants: Vec<&str> = told.class.passed_over[..3].iter().map(|passed| &*passed.unmet.wants).collect();
+    assert_eq!(wants, ["as the policy says", "app=web", "as the policy says"]);
 }
 
 #[test]

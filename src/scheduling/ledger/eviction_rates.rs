@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const WINDOW: Millis = Millis::seconds(60);
 /// A pod that waits is looked at again before that is over.
 const RESERVED_FOR: Millis = Millis::seconds(6);
+/// A scope is reserved for this long on end, whoever waits: an empty minute, and some looks. For as long after that it is not.
+const RESERVED_ON_END: Millis = Millis::seconds(90);
 /// Scopes that are reserved at once; more pods that need a whole minute each are not looked at before these have had theirs.
 const RESERVED_AT_MOST: usize = 1024;
 
@@ -44,6 +46,9 @@ struct ScopeReservation {
     by: PodUid,
     priority: i32,
     until: Moment,
+    /// When the first of the pods came for which it has been reserved on end.
+    #[serde(default)]
+    since: Moment,
 }
 
 /// What is stored of recent evictions: the counts follow from it.
@@ -182,10 +187,17 @@ impl Ledger {
         };
         let now = self.now;
         let reserved = &mut self.evictions.reserved;
-        reserved.retain(|_, reserved| reserved.until > now);
-        let is_first = |known: &ScopeReservation| known.by == *uid || known.priority < priority;
-        if reserved.len() < RESERVED_AT_MOST && reserved.get(&scope).is_none_or(is_first) {
-            reserved.insert(scope, ScopeReservation { by: uid.clone(), priority, until: now + RESERVED_FOR });
+        reserved.retain(|_, reserved| now < reserved.since + RESERVED_ON_END + RESERVED_ON_END);
+        let since = match reserved.get(&scope) {
+            Some(known) if priority <= known.priority => known.since,
+            _ => now,
+        };
+        let is_first =
+            |known: &ScopeReservation| known.by == *uid || known.priority < priority || known.until <= now;
+        let is_over = since + RESERVED_ON_END <= now;
+        if !is_over && reserved.len() < RESERVED_AT_MOST && reserved.get(&scope).is_none_or(is_first) {
+            let until = now + RESERVED_FOR;
+            reserved.insert(scope, ScopeReservation { by: uid.clone(), priority, until, since });
         }
     }
 
@@ -206,7 +218,7 @@ impl Ledger {
     /// The node and the tenant of a pod that stays unless it is evicted.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let Some(pod_state) = self.pod_states.get(uid) else {
-            return Some((self.ungranted_node(uid)?.clone(), None));
+            return Some((self.ungranted(uid)?.0.clone(), None));
         };
         let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         Some((bound.node.clone(), pod_state.demand.tenant))

@@ -7,6 +7,7 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
 use crate::scheduling::policy::{Mode, OveruseRule};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::OverGrant;
@@ -19,6 +20,8 @@ use std::ops::Bound;
 const READINGS: u32 = 3;
 /// Between two evictions of one pod at least: a disruption budget that forbade the first seldom allows the next within seconds.
 const RETRY_AFTER: Millis = Millis::seconds(20);
+/// The same for a pod that was given no GPU: whether it is being deleted already is not known.
+const RETRY_UNGRANTED_AFTER: Millis = Millis::seconds(600);
 /// Pods that one look checks; the next look goes on behind them.
 const CHECKED_AT_ONCE: usize = 4096;
 
@@ -132,30 +135,31 @@ impl Ledger {
     /// The pod's grant, if it was bound to the node when the sample was taken and is over it. The ledger's own record counts if
     /// the agent's is less.
     fn granted_on(&self, node: &NodeName, found: &OverGrant, sampled: Moment) -> Option<Bytes> {
-        let Some(pod_state) = self.granted_pod(&found.pod) else {
-            return self.is_ungranted_on(node, found).then_some(Bytes::ZERO);
+        let Some(pod_state) = self.pod_states.get(&found.pod) else {
+            let is_stowage = || self.node(node).is_some_and(|node| node.kind == NodeKind::Stowage);
+            let is_evicted = self.ungranted_evicted_after(found.ungranted.as_ref()?).is_some();
+            return (is_evicted && is_stowage()).then_some(Bytes::ZERO);
         };
         let PodPhase::Bound(bound) = &pod_state.phase else { return None };
-        let counts = bound.node == *node && bound.since <= sampled;
+        let counts = bound.node == *node && bound.since <= sampled && !pod_state.demand.asks_plugin();
         let granted = found.granted.max(pod_state.demand.vram());
         (counts && found.used > granted).then_some(granted)
     }
 
-    /// A pod with a request for another allocator's GPUs got none on a node of Stowage's.
-    fn granted_pod(&self, uid: &PodUid) -> Option<&PodState> {
-        self.pod_states.get(uid).filter(|pod_state| !pod_state.demand.asks_plugin())
+    /// After how long a pod that was given no GPU is due, and evicted as long after that. A namespace whose labels are not known may
+    /// see all GPUs.
+    fn ungranted_evicted_after(&self, pod: &PodKey) -> Option<Millis> {
+        let labels = self.namespaces.get(&*pod.namespace);
+        let sees_all = *pod.namespace == *SEES_ALL_GPUS_UNLABELLED
+            || labels.is_none_or(|labels| labels.contains_key(SEES_ALL_GPUS));
+        (self.policy.ungranted == OveruseRule::Evict && !sees_all).then_some(self.policy.overuse_after)
     }
 
-    fn is_ungranted_on(&self, node: &NodeName, found: &OverGrant) -> bool {
-        let is_stowage = || self.node(node).is_some_and(|node| node.kind == NodeKind::Stowage);
-        self.policy.ungranted == OveruseRule::Evict && found.ungranted.is_some() && is_stowage()
-    }
-
-    /// The node on which the pod uses GPUs and was given none.
-    pub(super) fn ungranted_node(&self, uid: &PodUid) -> Option<&NodeName> {
-        let has_it =
-            |pods: &BTreeMap<PodUid, Overuse>| pods.get(uid).is_some_and(|pod| pod.ungranted.is_some());
-        self.overuse.nodes.iter().find_map(|(node, pods)| has_it(pods).then_some(node))
+    /// A pod that uses GPUs and was given none, and its node.
+    pub(super) fn ungranted(&self, uid: &PodUid) -> Option<(&NodeName, &Overuse)> {
+        let all = self.overuse.nodes.iter();
+        let mut of_pod = all.filter_map(|(node, pods)| Some((node, pods.get(uid)?)));
+        of_pod.find(|(_, overuse)| overuse.ungranted.is_some())
     }
 
     /// The pod is gone, or is somewhere else.
@@ -203,8 +207,8 @@ impl Ledger {
 
     fn overuse_step(&mut self, node: &NodeName, uid: &PodUid) -> Option<OveruseStep> {
         let now = self.now;
-        let after = self.evicted_for_overuse_after(uid);
         let overuse = self.overuse.nodes.get(node)?.get(uid)?;
+        let after = self.evicted_for_overuse_after(uid, overuse);
         let Some(after) = after else {
             // It is announced again if the policy changes back.
             self.edit_overuse(node, uid, |overuse| overuse.announced = None);
@@ -212,7 +216,8 @@ impl Ledger {
         };
         let is_known =
             overuse.readings >= READINGS && now.since(overuse.sampled) < self.policy.telemetry.fresh;
-        let pause = after.max(RETRY_AFTER);
+        let retry_after = if overuse.ungranted.is_some() { RETRY_UNGRANTED_AFTER } else { RETRY_AFTER };
+        let pause = after.max(retry_after);
         let action = match overuse.announced {
             _ if !is_known => return None,
             None if overuse.since + after <= now => OveruseAction::Announce { evicted_in: after },
@@ -251,9 +256,9 @@ impl Ledger {
 
     /// After how long a pod over its grant is told, and evicted as long after that; `None` if it is only reported. A member of a
     /// group is: a group is never evicted in part, and its other pods keep to their grants.
-    fn evicted_for_overuse_after(&self, uid: &PodUid) -> Option<Millis> {
-        let Some(pod_state) = self.granted_pod(uid) else {
-            return (self.policy.ungranted == OveruseRule::Evict).then_some(self.policy.overuse_after);
+    fn evicted_for_overuse_after(&self, uid: &PodUid, overuse: &Overuse) -> Option<Millis> {
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return self.ungranted_evicted_after(overuse.ungranted.as_ref()?);
         };
         let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
         let class = self.policy.class(pod_state.demand.class);
@@ -274,18 +279,16 @@ impl Ledger {
 
     /// Whether the policy still evicts the pod, which is still over its grant: it may have been told so a while ago.
     pub fn is_evicted_for_overuse(&self, uid: &PodUid) -> bool {
-        self.policy.mode == Mode::Enforce
-            && self.overuse_of(uid).is_some()
-            && self.evicted_for_overuse_after(uid).is_some()
+        let is_evicted = |overuse| self.evicted_for_overuse_after(uid, overuse).is_some();
+        self.policy.mode == Mode::Enforce && self.overuse_of(uid).is_some_and(is_evicted)
     }
 
     /// How far the pod is over its grant, if that is believed now.
     pub fn overuse_of(&self, uid: &PodUid) -> Option<&Overuse> {
-        let node = match self.granted_pod(uid) {
-            Some(pod_state) => pod_state.node()?,
-            None => self.ungranted_node(uid)?,
+        let overuse = match self.pod_states.get(uid) {
+            Some(pod_state) => self.overuse.nodes.get(pod_state.node()?)?.get(uid)?,
+            None => self.ungranted(uid)?.1,
         };
-        let overuse = self.overuse.nodes.get(node)?.get(uid)?;
         self.is_believed(overuse).then_some(overuse)
     }
 

@@ -70,12 +70,18 @@ impl RecallWatch {
         recalls
     }
 
-    /// Looks at the engines that serve these models. Unknown load is neither pressure nor room.
+    /// Looks at the engines that serve these models: of pods on their agent's node, and of namespaces that may serve the model.
+    /// Unknown load is neither pressure nor room.
     fn weigh(&self, ledger: &Ledger, rules: &PressureRules, models: &mut BTreeMap<&ModelId, Option<bool>>) {
         for node in ledger.all_node_states().filter(|node| node.view().freshness == Freshness::Fresh) {
             let Some(reading) = node.believed_reading() else { continue };
             for engine in reading.engines.iter().filter(|engine| engine.state == EngineModelState::Resident) {
                 let Some(all_busy) = models.get_mut(&engine.model) else { continue };
+                let pod = ledger.pod_state(&engine.pod).filter(|_| node.has_resident(&engine.pod));
+                let counts = ledger.policy().autoscaling.counts(&engine.model);
+                if !pod.is_some_and(|pod| counts(Some(&pod.key.namespace))) {
+                    continue;
+                }
                 let Some(load) = load_of(node, &engine.gpus) else { continue };
                 let is_busy = is_pressed(load, rules, self.pressed.contains_key(&engine.model));
                 *all_busy = Some(all_busy.unwrap_or(true) && is_busy);

@@ -3,7 +3,7 @@
 //! The labels themselves are the ledger's. A policy keeps only what follows from them, so that a label that no selector asks for
 //! changes nothing, and pods are classified by one look at their namespace.
 
-use super::{NamespaceSelector, Policy, Tenant};
+use super::{NamespaceSelector, OveruseRule, Policy, Tenant};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,13 +23,19 @@ pub struct NamespaceSelection {
     pub tenant: Option<TenantId>,
 }
 
+/// The label of namespaces whose pods an administrator lets see all GPUs.
+pub const SEES_ALL_GPUS: &str = "stowage.dev/all-gpus";
+/// The namespace that needs no such label.
+pub const SEES_ALL_GPUS_UNLABELLED: &str = "kube-system";
+
 /// The namespaces that any selector takes, by name.
 pub type SelectedNamespaces = Arc<BTreeMap<String, NamespaceSelection>>;
 
 impl Policy {
     /// Whether anything in it depends on the labels of namespaces.
     pub fn reads_namespaces(&self) -> bool {
-        self.classes().iter().any(|class| class.matches.namespace_selector.is_some())
+        self.ungranted == OveruseRule::Evict
+            || self.classes().iter().any(|class| class.matches.namespace_selector.is_some())
             || self.tenants().iter().any(|tenant| tenant.namespace_selector.is_some())
     }
 

@@ -10,13 +10,9 @@ use serde_json::{Value, json};
 use stowage::ids::{PodKey, PodUid};
 use stowage::kubernetes;
 use stowage::kubernetes::events::{self, EventRecorder};
-use stowage::kubernetes::port::{
-    ControlPlane, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, WriteTimes,
-};
-use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
+use stowage::kubernetes::port::{PodEvent, PodEventReason, WriteTimes};
 use stowage::scheduling::policy::{NodeRules, Policy};
 use stowage::service::Service;
-use stowage::units::Bytes;
 
 const ONLY_STOWAGE: &str = "only Stowage writes";
 const ONLY_VRAM: &str = "Stowage may write only the amount of stowage.dev/vram";
@@ -265,27 +261,6 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
     assert_eq!(outcomes.map(counted), [2, 1, 0, 6]);
     let said = world.kubectl(&["get", "events", "--all-namespaces", "--output=name"]).said;
     assert_eq!(said.lines().filter(|line| line.contains("sees")).count(), 1, "{said}");
-
-    // Nor are they evicted, whatever the policy.
-    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
-    let told = EventRecorder::new(service.clone()).0;
-    let api = ApiControlPlane::new(stowage, service, told, CDI_KIND.into(), WriteTimes::default());
-    for (namespace, outcome) in [
-        ("kube-system", EvictionOutcome::CalledOff),
-        ("monitoring", EvictionOutcome::CalledOff),
-        ("default", EvictionOutcome::Evicted),
-    ] {
-        let pods: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
-        let pod = json!({ "metadata": { "name": "sees" }, "spec": { "containers": [{ "name": "c", "image": "c" }] } });
-        let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
-        let (key, uid) = (PodKey::parse(namespace, "sees").unwrap(), pod.metadata.uid.unwrap());
-        let why = EvictionReason::Ungranted { used: Bytes::gib(12) };
-        assert_eq!(
-            api.evict(&key, &PodUid::parse(&uid).unwrap(), &why, &|| true).await,
-            outcome,
-            "{namespace}"
-        );
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -365,12 +365,12 @@ async fn a_pod_over_its_grant_gets_an_event_and_is_evicted_later() {
 }
 
 /// One report a second for so long, in which each pod uses 12 GiB of a GPU that nobody gave it, and the writes.
-async fn report_ungranted(bench: &mut PlannerFixture, pods: &[&str], seconds: u64) -> Vec<String> {
-    let ungranted = |pod: &&str| OverGrant {
+async fn report_ungranted(bench: &mut PlannerFixture, pods: &[(&str, &str)], seconds: u64) -> Vec<String> {
+    let ungranted = |(namespace, pod): &(&str, &str)| OverGrant {
         pod: uid(pod),
         granted: Bytes::ZERO,
         used: Bytes::gib(12),
-        ungranted: PodKey::parse("default", pod).ok(),
+        ungranted: PodKey::parse(namespace, pod).ok(),
     };
     let mut written = Vec::new();
     for _ in 0..seconds {
@@ -384,40 +384,71 @@ async fn report_ungranted(bench: &mut PlannerFixture, pods: &[&str], seconds: u6
     written
 }
 
+/// Node `n`, where nobody but Stowage gives GPUs, and another one.
+fn with_ungranted(policy: Policy, pods: Vec<Value>) -> PlannerFixture {
+    let mut bench = PlannerFixture::by(policy, &["n", "other"]);
+    let labels = |label: &str| Arc::new([(label.to_owned(), String::new())].into());
+    let namespaces = [("default", "any"), ("kube-system", "any"), ("monitoring", "stowage.dev/all-gpus")];
+    let namespaces = namespaces.map(|(name, label)| (name.to_owned(), labels(label)));
+    bench.service.list_namespaces(namespaces.into());
+    pods.into_iter().for_each(|pod| bench.show(pod));
+    bench
+}
+
+/// A pod that runs there, and requests this.
+fn requesting(limits: Value, namespace: &str, name: &str, node: &str) -> Value {
+    let mut pod = bound(name, node, 1, 0);
+    pod["metadata"]["namespace"] = json!(namespace);
+    pod["metadata"]["annotations"] = json!({});
+    pod["spec"]["containers"][0]["resources"] = json!({ "limits": limits });
+    pod
+}
+
 #[tokio::test]
 async fn pods_that_were_given_no_gpu_are_evicted_if_the_policy_says_so() {
     let mut policy = Policy::default();
     policy.ungranted = OveruseRule::Evict;
     policy.preemption.evictions_per_minute.node = 1;
-    let plain = |name: &str, node: &str| {
-        let mut pod = bound(name, node, 1, 0);
-        pod["metadata"]["annotations"] = json!({});
-        pod["spec"]["containers"][0]["resources"] = json!({});
-        pod
-    };
-    let mut bench = PlannerFixture::by(policy.clone(), &["n", "other"]);
-    bench.show(plain("ghost", "n"));
-    bench.show(plain("spook", "n"));
-    let both = ["ghost", "spook"];
-    assert_eq!(report_ungranted(&mut bench, &both, 119).await, Vec::<String>::new());
+    let plain = |namespace: &str, name: &str, node: &str| requesting(json!({}), namespace, name, node);
+    let both = [("default", "ghost"), ("default", "spook")];
+    let pods = both.map(|(namespace, name)| plain(namespace, name, "n"));
+    let mut bench = with_ungranted(policy.clone(), pods.into());
+    // What an agent claims of pods that are not there counts within no rate.
+    let told = [&[("default", "elsewhere"), ("default", "nobody")], &both[..]].concat();
+    bench.show(plain("default", "elsewhere", "other"));
+    assert_eq!(report_ungranted(&mut bench, &told, 119).await, Vec::<String>::new());
     assert_eq!(
-        report_ungranted(&mut bench, &both, 50).await,
+        report_ungranted(&mut bench, &told, 50).await,
         ["ghost: evict Ungranted"],
-        "within the node's rate"
+        "as the rate allows"
     );
-    assert_eq!(report_ungranted(&mut bench, &both, 30).await, ["spook: evict Ungranted"]);
+    assert_eq!(report_ungranted(&mut bench, &told, 30).await, ["spook: evict Ungranted"]);
+    assert_eq!(report_ungranted(&mut bench, &told, 300).await, Vec::<String>::new(), "they may be leaving");
     assert_eq!(bench.recorder.told(), Vec::<String>::new(), "agents' reports have told it already");
+}
 
-    // Nor by default, on another node than its agent's, or with a grant of Stowage's.
+#[tokio::test]
+async fn pods_that_may_have_gpus_are_not_evicted_for_it() {
+    let mut policy = Policy::default();
+    policy.ungranted = OveruseRule::Evict;
     let cases = [
-        (Policy::default(), plain("ghost", "n")),
-        (policy.clone(), plain("ghost", "other")),
-        (policy, bound("ghost", "n", 10, 0)),
+        ("by default", Policy::default(), requesting(json!({}), "default", "ghost", "n")),
+        ("of another node", policy.clone(), requesting(json!({}), "default", "ghost", "other")),
+        ("with a grant", policy.clone(), bound("ghost", "n", 10, 0)),
+        // Its plugin may be restarting: until it is back, the node's GPUs are only Stowage's.
+        (
+            "of a plugin",
+            policy.clone(),
+            requesting(json!({ "nvidia.com/gpu": "1" }), "default", "ghost", "n"),
+        ),
+        ("of an administrator", policy.clone(), requesting(json!({}), "monitoring", "ghost", "n")),
+        ("of the system", policy.clone(), requesting(json!({}), "kube-system", "ghost", "n")),
+        ("of a namespace whose labels are not known", policy, requesting(json!({}), "new", "ghost", "n")),
     ];
-    for (policy, pod) in cases {
-        let mut bench = PlannerFixture::by(policy, &["n", "other"]);
-        bench.show(pod);
-        assert_eq!(report_ungranted(&mut bench, &["ghost"], 200).await, Vec::<String>::new());
+    for (which, policy, pod) in cases {
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap().to_owned();
+        let mut bench = with_ungranted(policy, vec![pod]);
+        assert_eq!(report_ungranted(&mut bench, &[(&namespace, "ghost")], 200).await, [""; 0], "{which}");
     }
 }
 

@@ -124,6 +124,11 @@ impl NodeState {
         &self.charges.residents
     }
 
+    /// Whether the pod is on the node.
+    pub(in crate::scheduling) fn has_resident(&self, uid: &PodUid) -> bool {
+        self.resident_of(uid).is_some()
+    }
+
     pub(super) fn resident_of(&self, uid: &PodUid) -> Option<&ResidentPod> {
         let found = self.charges.residents.binary_search_by(|resident| resident.uid.cmp(uid)).ok()?;
         Some(&self.charges.residents[found])

@@ -5,6 +5,7 @@ use super::NodeState;
 use super::unaccounted_vram::observation;
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::ledger::pod_state::PodState;
+use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::units::{Bytes, Millis, Moment};
@@ -18,6 +19,11 @@ pub(super) struct DepartedPod {
     at: Moment,
     /// The GPUs on which it borrowed from sleeping engines; none, if it did not.
     borrowed: Arc<[GpuUuid]>,
+    /// The others that it had, and what was granted to it on each.
+    #[serde(default)]
+    had: Arc<[GpuUuid]>,
+    #[serde(default)]
+    granted: Bytes,
 }
 
 /// Pods of a node that may end between two reports.
@@ -35,23 +41,44 @@ impl NodeState {
         at: Moment,
     ) {
         if self.freshness != Freshness::Unreported {
-            let devices = pod_state.devices().filter(|_| pod_state.borrows()).cloned();
-            self.add_departed(uid, at, devices.unwrap_or_default());
+            let devices = pod_state.devices().cloned().unwrap_or_default();
+            let (borrowed, had) =
+                if pod_state.borrows() { (devices, Arc::default()) } else { (Arc::default(), devices) };
+            let granted = match pod_state.demand.sharing {
+                Sharing::Shared => pod_state.demand.per_gpu,
+                Sharing::Exclusive => Bytes(u64::MAX),
+            };
+            self.add_departed(DepartedPod { uid: uid.clone(), at, borrowed, had, granted });
         }
     }
 
     /// A pod ended here before this ledger began, unless its end is known. If there is an agent, it will report soon.
     pub(in crate::scheduling::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
         if !self.departed.iter().any(|departed| departed.uid == *uid) {
-            self.add_departed(uid, at, Arc::default());
+            let (uid, granted) = (uid.clone(), Bytes::ZERO);
+            self.add_departed(DepartedPod {
+                uid,
+                at,
+                borrowed: Arc::default(),
+                had: Arc::default(),
+                granted,
+            });
         }
     }
 
-    fn add_departed(&mut self, uid: &PodUid, at: Moment, borrowed: Arc<[GpuUuid]>) {
+    fn add_departed(&mut self, departed: DepartedPod) {
         // One that was missed may show once more and end again.
-        self.departed.retain(|departed| departed.uid != *uid);
+        self.departed.retain(|known| known.uid != departed.uid);
         self.departed.truncate(MAX_DEPARTED - 1);
-        self.departed.insert(0, DepartedPod { uid: uid.clone(), at, borrowed });
+        self.departed.insert(0, departed);
+    }
+
+    /// What a pod that has ended keeps of a GPU as long as processes of it are seen there, however little they use: a pod that was
+    /// deleted by force runs on for its grace, and may use its grant again.
+    pub(super) fn kept_by_departed(&self, uid: &PodUid, place: usize) -> Bytes {
+        let device = &self.devices[place];
+        let is_it = |departed: &&DepartedPod| departed.uid == *uid && departed.had.contains(&device.uuid);
+        self.departed.iter().find(is_it).map_or(Bytes::ZERO, |departed| departed.granted.min(device.total))
     }
 
     /// Whether a pod that borrowed on this GPU and has ended may still have memory there.
@@ -59,8 +86,8 @@ impl NodeState {
         self.departed.iter().any(|departed| departed.borrowed.contains(gpu))
     }
 
-    /// Pods that have ended here since then, and whose memory a fresh reading still shows: on which GPUs, and how much on each of
-    /// them at least. Those that borrowed are left out: what they used was granted to others.
+    /// Pods that have ended here since then, and whose memory a fresh reading still shows: on which GPUs, and how much they keep of
+    /// each of them at least. Those that borrowed are left out: what they used was granted to others.
     pub(in crate::scheduling::ledger) fn lingering(
         &self,
         since: Moment,
@@ -71,7 +98,11 @@ impl NodeState {
         ended.filter_map(move |departed| {
             let used_on = |place: usize| {
                 let observation = observation(reading?, place, &self.devices[place].uuid)?;
-                observation.attributed_to(&departed.uid)
+                Some(
+                    observation
+                        .attributed_to(&departed.uid)?
+                        .max(self.kept_by_departed(&departed.uid, place)),
+                )
             };
             let used = (0..self.devices.len()).filter_map(|place| Some((place, used_on(place)?)));
             let gpus: GpuSet = used.clone().map(|(place, _)| place).collect();

@@ -87,7 +87,7 @@ impl NodeState {
     }
 
     /// VRAM of a GPU that is used although it is not allocated: by pods beyond their grant, by pods that have no grant here, and
-    /// by processes of which no pod is known.
+    /// by processes of which no pod is known. A pod that has ended and still runs counts with its grant.
     fn unaccounted_vram(
         &self,
         place: usize,
@@ -95,8 +95,10 @@ impl NodeState {
         capacity: Bytes,
         margin: Bytes,
     ) -> Bytes {
-        let used_beyond_grant =
-            |(uid, attributed): &(PodUid, Bytes)| attributed.minus(self.reserved_by(uid, place, capacity));
+        let used_beyond_grant = |(uid, attributed): &(PodUid, Bytes)| {
+            let kept = self.kept_by_departed(uid, place).max(*attributed);
+            kept.minus(self.reserved_by(uid, place, capacity))
+        };
         let used_beyond_grant: Bytes = observation.attributed.iter().map(used_beyond_grant).sum();
         let least = if observation.used.is_none() { margin } else { Bytes::ZERO };
         (used_beyond_grant + self.unaccounted_on(place).believed()).max(least)

@@ -109,6 +109,25 @@ fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     assert!(cluster.plan().contains(&"small on n after job-02".to_owned()), "it does not wait any more");
 }
 
+/// One after the other, pods that need a whole minute's evictions want the node for themselves.
+#[test]
+fn a_scope_is_reserved_for_at_most_half_of_the_time() {
+    let mut cluster = twelve(Policy::default());
+    cluster.gated("small", shared(40, 100));
+    let mut kept = 0;
+    for second in 0..540 {
+        let wave = format!("wave-{}", second / 60);
+        cluster.gated(&wave, of_six_gpus());
+        cluster.reserve_scope(ScopeKey::Node(node("n")), &uid(&wave));
+        kept += u32::from(!cluster.reserved_from(&uid("small"), 100).is_empty());
+        if second % 60 == 59 {
+            cluster.release(&uid(&wave));
+        }
+        cluster.pass(1);
+    }
+    assert!((200..=290).contains(&kept), "{kept} s of 540");
+}
+
 #[test]
 fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     let mut cluster = full(Policy::default(), &["m", "n"]);

@@ -90,3 +90,29 @@ fn memory_that_stays_after_its_pod_has_ended_is_not_waited_for() {
     cluster.gated("serving", shared(50, 100));
     assert_eq!(cluster.plan(), ["serving on n after job"]);
 }
+
+/// A pod that was deleted by force runs on for the grace in its spec, and what it uses may grow to its grant again.
+#[test]
+fn a_pod_that_has_ended_keeps_its_grant_as_long_as_its_processes_are_seen() {
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
+    for (demand, wanted) in [
+        (demand_of(70 << 30, 1, Sharing::Exclusive, 0), demand_of(1 << 30, 1, Sharing::Shared, 100)),
+        (demand_of(70 << 30, 1, Sharing::Exclusive, 0), demand_of(1 << 30, 1, Sharing::Exclusive, 100)),
+        (shared(40, 0), shared(40, 100)),
+    ] {
+        cluster.bound("ended", "n", 0, demand);
+        cluster.pass(1);
+        cluster.report("n", &[&[("ended", 1)]]);
+        cluster.apply(PodDeleted(uid("ended")));
+        cluster.gated("next", wanted);
+        for _ in 0..30 {
+            assert_eq!(cluster.plan(), ["next waits: insufficient-vram"]);
+            cluster.pass(1);
+            cluster.report("n", &[&[("ended", 1)]]);
+        }
+        cluster.pass(1);
+        cluster.report("n", &[&[]]);
+        assert_eq!(cluster.plan(), ["next on n"]);
+        cluster.apply(PodDeleted(uid("next")));
+    }
+}
