@@ -241,6 +241,7 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
     let service = Service::new(Policy::default());
     let (recorder, receiver) = EventRecorder::new(service.clone());
     tokio::spawn(events::publish(stowage, service.clone(), "here".into(), receiver));
+    let mut uids = Vec::new();
     for namespace in ["kube-system", "monitoring", "default"] {
         let mut sees = pod(&json!({}));
         sees["metadata"]["name"] = json!("sees");
@@ -257,6 +258,7 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
                 text: "it does".into(),
             });
         }
+        uids.push(PodUid::parse(&uid).unwrap());
     }
     let counted = |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
     let outcomes = ["exempt", "published", "failed", "unconfirmed"];
@@ -270,21 +272,17 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
     let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
     let told = EventRecorder::new(service.clone()).0;
     let api = ApiControlPlane::new(stowage, service, told, CDI_KIND.into(), WriteTimes::default());
-    for (namespace, outcome) in [
+    for ((namespace, outcome), uid) in [
         ("kube-system", EvictionOutcome::CalledOff),
         ("monitoring", EvictionOutcome::CalledOff),
         ("default", EvictionOutcome::Evicted),
-    ] {
-        let pods: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
-        let pod = json!({ "metadata": { "name": "sees" }, "spec": { "containers": [{ "name": "c", "image": "c" }] } });
-        let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
-        let (key, uid) = (PodKey::parse(namespace, "sees").unwrap(), pod.metadata.uid.unwrap());
+    ]
+    .into_iter()
+    .zip(uids)
+    {
+        let key = PodKey::parse(namespace, "sees").unwrap();
         let why = EvictionReason::Ungranted { used: Bytes::gib(12) };
-        assert_eq!(
-            api.evict(&key, &PodUid::parse(&uid).unwrap(), &why, &|| true).await,
-            outcome,
-            "{namespace}"
-        );
+        assert_eq!(api.evict(&key, &uid, &why, &|| true).await, outcome, "{namespace}");
     }
 }
 
