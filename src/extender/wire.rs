@@ -25,9 +25,16 @@ pub struct ExtenderArgs<'a> {
     pub node_names: Option<Vec<WireName<'a>>>,
 }
 
+/// A pod of so many bytes is decoded at once: it takes a few megabytes at most, and less time.
+const SMALL_POD: usize = 16 << 10;
+
 /// A tenant's pod may be megabytes of what no verb reads.
 fn used_of_pod<'a, D: Deserializer<'a>>(whole: D) -> Result<Pod, D::Error> {
-    let used = pruning::of_pod(<&RawValue>::deserialize(whole)?.get());
+    let whole = <&RawValue>::deserialize(whole)?.get();
+    let used = match whole.len() <= SMALL_POD {
+        true => Cow::Borrowed(whole.as_bytes()),
+        false => Cow::Owned(pruning::of_pod(whole)),
+    };
     serde_json::from_slice(&used).map_err(|error| D::Error::custom(with_path::<Pod>(&used, &error)))
 }
 

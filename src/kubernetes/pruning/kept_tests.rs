@@ -205,8 +205,8 @@ fn of_a_pod_all_that_is_read_is_kept() {
                 "topologySpreadConstraints": [{ "whenUnsatisfiable": "DoNotSchedule" }],
             },
             "status": {
-                "phase": phase, "conditions": [{ "type": "Ready", "status": "True" }],
-                "containerStatuses": [{ "name": "engine" }], "initContainerStatuses": [{ "name": "side" }],
+                "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }],
+                "containerStatuses": [{ "name": "engine", "allocatedResources": { "cpu": "3" } }], "initContainerStatuses": [{ "name": "side" }],
             },
         })
     };
