@@ -60,7 +60,8 @@ impl Ledger {
         until.map(|until| until.min(last)).filter(|until| *until > self.now)
     }
 
-    /// For how long engines of the pod's tenant that did not become ready have kept others from one of these GPUs, within an hour.
+    /// For how long engines of the pod's tenant that did not become ready have kept others from one of these GPUs, within an hour; of
+    /// any, if it is not known which.
     pub(in crate::scheduling) fn gate_time_taken(
         &self,
         demand: &Demand,
@@ -87,8 +88,10 @@ impl Ledger {
         let node_state = self.node_states.get_mut(&bound.node);
         if let Some(node_state) = node_state.filter(|_| disruption_info.health != PodHealth::Ready) {
             let held = self.now.min(*until).since(bound.since);
-            let gpus = bound.devices.as_deref().unwrap_or_default();
-            node_state.starts_mut().note_failed(starter(demand, &self.policy), gpus, held, self.now);
+            // Of a pod without a record all GPUs of its node were kept.
+            let all = || node_state.devices().iter().map(|device| device.uuid.clone()).collect();
+            let gpus = bound.devices.clone().unwrap_or_else(all);
+            node_state.starts_mut().note_failed(starter(demand, &self.policy), &gpus, held, self.now);
         }
     }
 

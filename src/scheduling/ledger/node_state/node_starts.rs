@@ -41,8 +41,8 @@ struct FailedStarts {
 }
 
 impl FailedStarts {
-    fn is_of(&self, starter: Starter<'_>, gpu: &GpuUuid) -> bool {
-        (self.is_tenant, &*self.name, &self.gpu) == (starter.0, starter.1, gpu)
+    fn is_of(&self, starter: Starter<'_>) -> bool {
+        (self.is_tenant, &*self.name) == starter
     }
 }
 
@@ -79,7 +79,7 @@ impl NodeStarts {
     ) {
         self.failed.retain(|failed| now.since(failed.since) < FAILED_WITHIN);
         for gpu in gpus {
-            match self.failed.iter_mut().find(|failed| failed.is_of(starter, gpu)) {
+            match self.failed.iter_mut().find(|failed| failed.gpu == *gpu && failed.is_of(starter)) {
                 Some(failed) => failed.held = failed.held + held,
                 None => {
                     let (is_tenant, name) = (starter.0, starter.1.into());
@@ -89,7 +89,8 @@ impl NodeStarts {
         }
     }
 
-    /// For how long engines of the starter that did not become ready have kept others from one of these GPUs.
+    /// For how long engines of the starter that did not become ready have kept others from one of these GPUs, or from any if
+    /// none is named.
     pub(in crate::scheduling) fn failed(
         &self,
         starter: Starter<'_>,
@@ -97,7 +98,9 @@ impl NodeStarts {
         now: Moment,
     ) -> Millis {
         let is_meant = |failed: &&FailedStarts| {
-            now.since(failed.since) < FAILED_WITHIN && gpus.iter().any(|gpu| failed.is_of(starter, gpu))
+            failed.is_of(starter)
+                && now.since(failed.since) < FAILED_WITHIN
+                && (gpus.is_empty() || gpus.contains(&failed.gpu))
         };
         self.failed.iter().filter(is_meant).map(|failed| failed.held).max().unwrap_or_default()
     }

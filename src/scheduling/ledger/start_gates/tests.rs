@@ -1,6 +1,7 @@
 //! What a tenant whose engines never become ready keeps from others of a GPU, whatever it does with its pods.
 
-use crate::scheduling::explaining::{PodStage, ShownNodes, explain};
+use crate::scheduling::explaining::explanation::PodStage;
+use crate::scheduling::explaining::{ShownNodes, explain};
 use crate::scheduling::ledger::ObservedPhase;
 use crate::scheduling::policy::{Class, Policy, StartGate, Tenant};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
@@ -23,9 +24,10 @@ enum Shown {
 
 impl LedgerCluster {
     fn show(&mut self, name: &str, namespace: &str, gpus: &[u32], shown: Shown) {
-        let demand = demand_of(30 << 30, gpus.len() as u32, Sharing::Shared, 100);
+        let demand = demand_of(30 << 30, gpus.len().max(1) as u32, Sharing::Shared, 100);
         let demand = in_namespace(demand, namespace, &self.policy().clone());
-        let devices = Some(gpus.iter().map(|gpu| gpu_at("n", *gpu)).collect::<Arc<[_]>>());
+        let devices = gpus.iter().map(|gpu| gpu_at("n", *gpu)).collect::<Arc<[_]>>();
+        let devices = Some(devices).filter(|devices| !devices.is_empty());
         let starting = shown == Shown::Starting;
         let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
         let health = if shown == Shown::Ready { PodHealth::Ready } else { PodHealth::Unready };
@@ -68,7 +70,7 @@ fn engines_that_never_become_ready_close_a_gpu_for_no_longer_than_their_class_ma
     for (lives, ends) in
         [(500, Shown::Starting), (20, Shown::Starting), (15, Shown::Restarted), (1, Shown::Starting)]
     {
-        for gpus in [&[0][..], &[0, 1]] {
+        for gpus in [&[0][..], &[0, 1], &[]] {
             let closed = two_gpus().closed_by(&["bad"], gpus, (HOUR - 1, lives, ends));
             assert!(
                 (20..=MAX + lives.min(60)).contains(&closed),
@@ -91,8 +93,9 @@ fn namespaces_of_one_tenant_have_one_share() {
 #[test]
 fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
     let start_gate = StartGate { min: Millis::seconds(60), ..StartGate::default() };
-    let classes = Policy::default().classes().iter().map(|class| Class { start_gate, ..class.clone() });
-    let policy = Policy::default().with_classes(classes.collect()).unwrap();
+    let policy = Policy::default();
+    let classes = policy.classes().iter().map(|class| Class { start_gate, ..class.clone() }).collect();
+    let policy = Policy::default().with_classes(classes).unwrap();
     let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
     cluster.show("once", "good", &[0], Shown::Starting);
     for _ in 0..59 {
