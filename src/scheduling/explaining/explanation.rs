@@ -245,7 +245,7 @@ pub enum PodStage {
         running_for_millis: Millis,
         /// While its engine starts: how long the start gate still excludes other starting engines, at most.
         start_gate_opens_in_millis: Option<Millis>,
-        /// For how long engines of its tenant that did not become ready kept others from starting there, within an hour.
+        /// What its tenant has taken in an hour of the time for which its starts keep others from starting there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         gate_time_taken_millis: Option<Millis>,
         /// `None` unless this process saw the pod being bound, and the start of its engine can be timed.

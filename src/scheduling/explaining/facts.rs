@@ -42,7 +42,7 @@ pub struct Facts {
     pub allowance: TenantLimit,
     /// The rules of `planning.spare`, with the GPUs that are free for each; `None` for one that does not hold now.
     pub spare: Vec<(SpareRule, Option<u32>)>,
-    /// For how long its tenant's failed starts have kept others from its GPUs.
+    /// What its tenant has taken of the time for which its starts keep others from its GPUs.
     pub gate_time_taken: Millis,
     /// What it has to do with VRAM that is lent, if it is bound.
     pub loan: Option<PodLoan>,

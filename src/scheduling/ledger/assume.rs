@@ -14,6 +14,7 @@ pub use crate::scheduling::reasons::AssumeConflict;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::disruption_info::PodHealth;
 use crate::scheduling::vocabulary::engine_model::ReusableEngineSet;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
@@ -76,7 +77,8 @@ impl Ledger {
             let Some(pod_state) = self.pod_states.get(&uid) else { continue };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(pod_state.starting) {
-                self.note_gate_over(&uid);
+                let is_ready = pod_state.disruption_info.health == PodHealth::Ready;
+                self.note_gate_over(&uid, is_ready);
                 self.edit_pod(&uid, |pod_state| pod_state.open_start_gate(None));
             } else if is_over(pod_state.soft_reservation().map(|soft_reservation| soft_reservation.expires)) {
                 self.set_soft_reservation(&uid, None);

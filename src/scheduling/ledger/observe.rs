@@ -165,9 +165,11 @@ impl Ledger {
                 self.note_shown_reservation(&uid, None);
                 self.origin.forget(&uid);
                 let bound = BoundPod::new(node, devices, self.now);
-                let is_unready =
-                    |observed: &ObservedDisruptionInfo| observed.disruption_info.health != PodHealth::Ready;
-                let is_unready = observation.observed.as_ref().is_some_and(is_unready);
+                let health = observation.observed.as_ref().map(|observed| observed.disruption_info.health);
+                let is_unready = health.is_some_and(|health| health != PodHealth::Ready);
+                if !starting && health == Some(PodHealth::Ready) {
+                    self.note_engine_ready(&uid, &bound.node);
+                }
                 let start = (starting, is_unready);
                 let warning =
                     self.observe_bound(observation.uid, observation.key, observation.demand, bound, start);
@@ -251,8 +253,8 @@ impl Ledger {
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         self.set_placeless_member(uid, None);
-        self.note_gate_over(uid);
         let pod_state = self.pod_states.get(uid)?.clone();
+        self.note_gate_over(uid, pod_state.disruption_info.health == PodHealth::Ready);
         self.note_shown_reservation(uid, None);
         self.origin.forget(uid);
         self.showing_evictions.remove(uid);
@@ -392,9 +394,7 @@ impl Ledger {
         };
         let opens = bound.since + self.policy.class(demand.class).start_gate.min;
         if opens <= self.now {
-            if is_unready {
-                self.note_gate_over(uid);
-            }
+            self.note_gate_over(uid, !is_unready);
             return self.edit_pod(uid, |pod_state| pod_state.open_start_gate(None));
         }
         self.edit_pod(uid, |pod_state| pod_state.open_start_gate(Some(opens)));

@@ -3,8 +3,8 @@
 //! A gate counts from when a Binding is known to have landed. While the Binding may still land, its engine may begin to start at any
 //! moment, and the gate stays shut.
 //!
-//! Whose engines never become ready does not hold the gates of a GPU for ever: within an hour, what they have taken together is
-//! bounded as each of them is.
+//! No tenant keeps others from a GPU for ever with one start after the other: within an hour, its engines that do not become ready
+//! together no longer than one may, and all together three times as long.
 
 use super::Ledger;
 use super::node_state::{NodeState, Starter};
@@ -15,11 +15,13 @@ use crate::scheduling::placing::rank;
 use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::PodHealth;
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
+
+/// All engines of a tenant together keep others from a GPU for so many times as long as one may, in an hour.
+const ALL_TOGETHER: u64 = 3;
 
 impl Ledger {
     /// The start of a pod whose Binding to the node is known to have landed just now: until when its engine keeps others from
@@ -45,8 +47,7 @@ impl Ledger {
         }
     }
 
-    /// Until when an engine keeps others from starting on these GPUs, that would until then, with what others of its tenant have
-    /// taken there and not become ready.
+    /// Until when an engine keeps others from starting on these GPUs, that would until then, with what its tenant has taken there.
     pub(super) fn within_share(
         &self,
         until: Option<Moment>,
@@ -60,8 +61,8 @@ impl Ledger {
         until.map(|until| until.min(last)).filter(|until| *until > self.now)
     }
 
-    /// For how long engines of the pod's tenant that did not become ready have kept others from one of these GPUs, within an hour; of
-    /// any, if it is not known which.
+    /// What the pod's tenant has taken within an hour of the time for which it may keep others from one of these GPUs; of any, if it
+    /// is not known which.
     pub(in crate::scheduling) fn gate_time_taken(
         &self,
         demand: &Demand,
@@ -69,29 +70,41 @@ impl Ledger {
         gpus: &[GpuUuid],
     ) -> Millis {
         let starter = starter(demand, &self.policy);
-        let taken = |node_state: &NodeState| node_state.starts().failed(starter, gpus, self.now);
-        self.node_states.get(node).map(taken).unwrap_or_default()
+        let held = |node_state: &NodeState| node_state.starts().held(starter, gpus, self.now);
+        let (failed, all) = self.node_states.get(node).map(held).unwrap_or_default();
+        let Millis(max) = self.policy.class(demand.class).start_gate.max;
+        failed.max(Millis(all.0.saturating_sub(max.saturating_mul(ALL_TOGETHER - 1))))
     }
 
-    /// The pod's gate opens, or the pod is gone. If its engine is not ready, its tenant has used up what it took.
-    pub(super) fn note_gate_over(&mut self, uid: &PodUid) {
-        let Some(PodState {
-            demand,
-            phase: PodPhase::Bound(bound),
-            starting: Some(until),
-            disruption_info,
-            ..
-        }) = self.pod_states.get(uid)
+    /// The pod's gate opens, or the pod is gone. One that was evicted took nothing: others may have made it leave.
+    pub(super) fn note_gate_over(&mut self, uid: &PodUid, is_ready: bool) {
+        let Some(PodState { demand, phase: PodPhase::Bound(bound), starting: Some(until), .. }) =
+            self.pod_states.get(uid)
         else {
             return;
         };
-        let node_state = self.node_states.get_mut(&bound.node);
-        if let Some(node_state) = node_state.filter(|_| disruption_info.health != PodHealth::Ready) {
-            let held = self.now.min(*until).since(bound.since);
-            // Of a pod without a record all GPUs of its node were kept.
-            let all = || node_state.devices().iter().map(|device| device.uuid.clone()).collect();
-            let gpus = bound.devices.clone().unwrap_or_else(all);
-            node_state.starts_mut().note_failed(starter(demand, &self.policy), &gpus, held, self.now);
+        let Some(node_state) = self.node_states.get_mut(&bound.node) else { return };
+        let takes = |pod: &PodUid| {
+            self.pod_states.reservation(pod).is_some_and(|reservation| reservation.victims.contains(uid))
+        };
+        if self.showing_evictions.contains(uid) || node_state.pods().iter().any(takes) {
+            return;
+        }
+        // Of a pod without a record all GPUs of its node were kept.
+        let all = || node_state.devices().iter().map(|device| device.uuid.clone()).collect();
+        let gpus = bound.devices.clone().unwrap_or_else(all);
+        let held = (self.now.min(*until).since(bound.since), self.now);
+        let starter = starter(demand, &self.policy);
+        node_state.starts_mut().note_past(uid, starter, gpus, held, is_ready);
+    }
+
+    /// The pod's engine is ready.
+    pub(super) fn note_engine_ready(&mut self, uid: &PodUid, node: &NodeName) {
+        let has_failed = |node_state: &NodeState| node_state.starts().has_failed(uid);
+        if self.node_states.get(node).is_some_and(has_failed)
+            && let Some(node_state) = self.node_states.get_mut(node)
+        {
+            node_state.starts_mut().note_ready(uid);
         }
     }
 

@@ -99,7 +99,11 @@ impl<'p> Band<'p> {
         };
         let lines = self.lines.iter_mut().filter_map(|(key, line)| Some((turn(*key, line)?, *key, line)));
         let (_, key, line) = lines.min_by_key(|(turn, ..)| *turn)?;
+        let pod = line.pods.pop_front();
         self.last = Some(key);
-        line.pods.pop_front()
+        if line.pods.is_empty() {
+            self.lines.remove(&key);
+        }
+        pod
     }
 }

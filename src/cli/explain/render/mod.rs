@@ -261,7 +261,7 @@ fn state(explanation: &Explanation) -> String {
             });
             let taken = gate_time_taken_millis.map_or(String::new(), |taken| {
                 format!(
-                    "; engines of its tenant that did not become ready have taken {} of startGate.max there in this hour",
+                    "; starts of its tenant have taken {} of the startGate.max that they have there in an hour",
                     length(taken)
                 )
             });

@@ -1,8 +1,8 @@
 //! What engines that started on one node have taught of it: the samples of each kind of start, and the factors that fit them; and
-//! whose did not become ready.
+//! for how long each has kept others from starting.
 
 use super::super::start_samples::{StartSample, StartSamples};
-use crate::ids::GpuUuid;
+use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::vocabulary::start_time::{NodeStartFactors, StartFactors, StartKind};
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,10 @@ const KINDS: usize = 8;
 const SAMPLES: usize = 12;
 /// One start may be an accident.
 const LEAST_SAMPLES: usize = 2;
-/// For how long starts that came to nothing count.
-const FAILED_WITHIN: Millis = Millis::seconds(3600);
+/// For how long the time counts that a start has kept others.
+const COUNTS_FOR: Millis = Millis::seconds(3600);
+/// As long as an engine at least, so that few are remembered.
+const LEAST_HELD: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::scheduling) struct NodeStarts {
@@ -23,27 +25,22 @@ pub(in crate::scheduling) struct NodeStarts {
     samples: Vec<(StartKind, StartSamples)>,
     factors: NodeStartFactors,
     #[serde(default)]
-    failed: Vec<FailedStarts>,
+    past: Vec<PastStart>,
 }
 
 /// A tenant by its name, or a namespace without one: whose starts count together.
 pub(in crate::scheduling) type Starter<'a> = (bool, &'a str);
 
-/// For how long engines of one starter that did not become ready have kept others from starting on a GPU.
+/// For how long a pod's engine has kept others from starting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct FailedStarts {
-    gpu: GpuUuid,
+struct PastStart {
+    uid: PodUid,
+    gpus: Arc<[GpuUuid]>,
     is_tenant: bool,
     name: String,
-    /// The first of them ended then.
-    since: Moment,
+    ended: Moment,
     held: Millis,
-}
-
-impl FailedStarts {
-    fn is_of(&self, starter: Starter<'_>) -> bool {
-        (self.is_tenant, &*self.name) == starter
-    }
+    is_ready: bool,
 }
 
 impl NodeStarts {
@@ -69,39 +66,51 @@ impl NodeStarts {
         self.factors = Arc::from(all);
     }
 
-    /// An engine did not become ready, and has kept others from starting on these GPUs for so long.
-    pub(in crate::scheduling) fn note_failed(
+    /// The pod's engine has kept others from starting on these GPUs for so long.
+    pub(in crate::scheduling) fn note_past(
         &mut self,
-        starter: Starter<'_>,
-        gpus: &[GpuUuid],
-        held: Millis,
-        now: Moment,
+        uid: &PodUid,
+        (is_tenant, name): Starter<'_>,
+        gpus: Arc<[GpuUuid]>,
+        (held, ended): (Millis, Moment),
+        is_ready: bool,
     ) {
-        self.failed.retain(|failed| now.since(failed.since) < FAILED_WITHIN);
-        for gpu in gpus {
-            match self.failed.iter_mut().find(|failed| failed.gpu == *gpu && failed.is_of(starter)) {
-                Some(failed) => failed.held = failed.held + held,
-                None => {
-                    let (is_tenant, name) = (starter.0, starter.1.into());
-                    self.failed.push(FailedStarts { gpu: gpu.clone(), is_tenant, name, since: now, held });
-                }
-            }
-        }
+        self.past.retain(|past| past.uid != *uid && ended.since(past.ended) < COUNTS_FOR);
+        let (uid, name, held) = (uid.clone(), name.into(), held.max(LEAST_HELD));
+        self.past.push(PastStart { uid, gpus, is_tenant, name, ended, held, is_ready });
     }
 
-    /// For how long engines of the starter that did not become ready have kept others from one of these GPUs, or from any if
-    /// none is named.
-    pub(in crate::scheduling) fn failed(
+    /// Whether the pod's engine counts as one that did not become ready.
+    pub(in crate::scheduling) fn has_failed(&self, uid: &PodUid) -> bool {
+        self.past.iter().any(|past| past.uid == *uid && !past.is_ready)
+    }
+
+    /// It has become ready after all.
+    pub(in crate::scheduling) fn note_ready(&mut self, uid: &PodUid) {
+        self.past.iter_mut().filter(|past| past.uid == *uid).for_each(|past| past.is_ready = true);
+    }
+
+    /// For how long engines of the starter have kept others from one of these GPUs, or from any if none is named: those that did
+    /// not become ready, and all.
+    pub(in crate::scheduling) fn held(
         &self,
         starter: Starter<'_>,
         gpus: &[GpuUuid],
         now: Moment,
-    ) -> Millis {
-        let is_meant = |failed: &&FailedStarts| {
-            failed.is_of(starter)
-                && now.since(failed.since) < FAILED_WITHIN
-                && (gpus.is_empty() || gpus.contains(&failed.gpu))
+    ) -> (Millis, Millis) {
+        let is_its = |past: &&PastStart| {
+            (past.is_tenant, &*past.name) == starter && now.since(past.ended) < COUNTS_FOR
         };
-        self.failed.iter().filter(is_meant).map(|failed| failed.held).max().unwrap_or_default()
+        let its: Vec<&PastStart> = self.past.iter().filter(is_its).collect();
+        let sum = |gpu: Option<&GpuUuid>, failed_only: bool| {
+            let on_it = its.iter().filter(|past| gpu.is_none_or(|gpu| past.gpus.contains(gpu)));
+            let counted = on_it.filter(|past| !failed_only || !past.is_ready);
+            counted.fold(Millis::default(), |sum, past| sum + past.held)
+        };
+        let longest = |failed_only| {
+            let each = gpus.iter().map(|gpu| sum(Some(gpu), failed_only)).max();
+            each.unwrap_or_else(|| sum(None, failed_only))
+        };
+        (longest(true), longest(false))
     }
 }

@@ -14,12 +14,13 @@ use std::sync::Arc;
 const MAX: u64 = 600;
 const HOUR: u64 = 3600;
 
-/// What a pod shows while its engine starts, becomes ready, or has been restarted.
+/// What a pod shows while its engine starts, becomes ready, has been restarted, or is to leave.
 #[derive(Clone, Copy, PartialEq)]
 enum Shown {
     Starting,
     Ready,
     Restarted,
+    Evicted,
 }
 
 impl LedgerCluster {
@@ -28,11 +29,13 @@ impl LedgerCluster {
         let demand = in_namespace(demand, namespace, &self.policy().clone());
         let devices = gpus.iter().map(|gpu| gpu_at("n", *gpu)).collect::<Arc<[_]>>();
         let devices = Some(devices).filter(|devices| !devices.is_empty());
-        let starting = shown == Shown::Starting;
+        let starting = matches!(shown, Shown::Starting | Shown::Evicted);
         let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
         let health = if shown == Shown::Ready { PodHealth::Ready } else { PodHealth::Unready };
         let disruption_info = DisruptionInfo { health, ..DisruptionInfo::default() };
-        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        let shows_eviction = shown == Shown::Evicted;
+        let observed =
+            ObservedDisruptionInfo { disruption_info, shows_eviction, ..ObservedDisruptionInfo::default() };
         self.observe(name, demand, state, Some(observed));
     }
 
@@ -111,8 +114,44 @@ fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
 
 #[test]
 fn an_engine_that_becomes_ready_is_left_alone_while_it_starts_however_often_it_does() {
-    let closed = two_gpus().closed_by(&["good"], &[0], (HOUR - 1, 20, Shown::Ready));
-    assert_eq!(closed, HOUR - 1);
+    let closed = two_gpus().closed_by(&["good"], &[0], (1700, 20, Shown::Ready));
+    assert_eq!(closed, 1700);
+}
+
+/// However many are ready just before their gates open.
+#[test]
+fn all_engines_of_one_tenant_together_close_a_gpu_for_a_bounded_part_of_an_hour() {
+    for lives in [20, 120] {
+        let closed = two_gpus().closed_by(&["bad"], &[0], (HOUR - 1, lives, Shown::Ready));
+        assert!((1700..=3 * MAX).contains(&closed), "{closed}");
+    }
+}
+
+#[test]
+fn an_engine_that_is_ready_after_its_gate_has_opened_has_not_failed() {
+    let mut cluster = two_gpus();
+    for n in 0..8 {
+        let name = format!("slow-{n}");
+        cluster.show(&name, "good", &[0], Shown::Starting);
+        assert!(cluster.closed()[0], "{n}");
+        cluster.pass(200);
+        assert!(!cluster.closed()[0]);
+        cluster.show(&name, "good", &[0], Shown::Ready);
+        cluster.release(&uid(&name));
+    }
+}
+
+#[test]
+fn an_engine_that_is_evicted_while_it_starts_has_not_failed() {
+    let mut cluster = two_gpus();
+    for n in 0..100 {
+        let name = format!("victim-{n}");
+        cluster.show(&name, "good", &[0], Shown::Starting);
+        assert!(cluster.closed()[0], "{n}");
+        cluster.pass(20);
+        cluster.show(&name, "good", &[0], Shown::Evicted);
+        cluster.release(&uid(&name));
+    }
 }
 
 #[test]
