@@ -37,6 +37,7 @@ pub use storage::StorageResource;
 
 use crate::ids::{GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use crate::scheduling::policy::expression::is_within_bounds;
 use crate::scheduling::policy::{Mode, Policy};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{
@@ -141,6 +142,10 @@ pub fn classified_demand(
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     let wish = kube_filters::gpu_wish(pod).map(Arc::new);
     check_annotations(pod, &demand)?;
+    // No expression would hold for it, and its labels are its owner's choice.
+    if has_no_node(pod) && !is_within_bounds(&demand.traits) {
+        return Err(RequestError::TooLarge);
+    }
     Ok(Demand { models: gpu_models::gpu_models(pod), wish, images, engine, ..demand })
 }
 

@@ -236,3 +236,19 @@ fn a_pod_whose_annotations_leave_no_place_for_the_bindings_is_refused_with_the_f
     assert!(read(full(258_000), &asks).is_ok());
     assert!(read(eight, &asks).is_err(), "its Binding names more GPUs");
 }
+
+/// Expressions are not evaluated for such a pod: it would be of no class that names it.
+#[test]
+fn a_waiting_pod_with_more_labels_than_expressions_are_evaluated_for_is_refused() {
+    let read = |labels: usize, spec: Value| {
+        let mut pod = pod(json!({}), spec);
+        pod.metadata.labels = Some((0..labels).map(|n| (format!("l/{n:060}"), "x".repeat(60))).collect());
+        demand(&pod, &Policy::default())
+    };
+    let asks = || json!({ "containers": [container(json!({ "stowage.dev/vram": "10Gi" }))] });
+    assert_eq!(read(600, asks()).unwrap_err().code(), "too-large");
+    assert!(read(100, asks()).is_ok());
+    let mut bound = asks();
+    bound["nodeName"] = json!("a");
+    assert!(read(600, bound).is_ok(), "it may have got them since");
+}

@@ -9,7 +9,7 @@ mod check;
 mod cost;
 mod kind;
 
-pub use cost::Cost;
+pub use cost::{Cost, is_within_bounds};
 
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::Sharing;

@@ -322,7 +322,7 @@ fn a_bound_pods_anti_affinity_with_thousands_of_rules_may_exclude_any_pod_in_its
     let repels = |terms: &[Value]| footprint(&bound(terms)).unwrap().repels;
     let own = NamespaceScope::Of(["team".to_owned()].into());
     let few = json!({ "topologyKey": "rack", "labelSelector": apps(&values[..900]) });
-    assert!(repels(&[few.clone()]).iter().all(|one| one.selector != Selector::EVERYTHING));
+    assert!(repels(std::slice::from_ref(&few)).iter().all(|one| one.selector != Selector::EVERYTHING));
     let many = json!({ "topologyKey": "zone", "labelSelector": apps(&values) });
     let kept = repels(&[many.clone(), few.clone(), few.clone()]);
     let all = |topology: &str, scope| AntiAffinity {

@@ -46,8 +46,8 @@ coded! {
          a pod with more than {MAX_ANNOTATIONS}: keep what is large in a ConfigMap"
             => "the pod's annotations leave no place for those of its Binding";
         "too-large" TooLarge,
-            "the pod is larger than Stowage reads: it has more than 256 KiB of labels, annotations, selectors, ports and the like, or \
-         more than some 70 containers and volumes"
+            "the pod is larger than Stowage reads: it has more than 64 KiB of labels, more than 256 KiB of annotations, selectors, \
+         ports and the like, or more than some 70 containers and volumes"
             => "the pod is larger than Stowage reads";
         "bad-model" Model(error: crate::ids::InvalidName),
             "the model's name is not usable: {error}"
