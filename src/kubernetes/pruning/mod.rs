@@ -93,8 +93,9 @@ mod tests {
     use crate::scheduling::policy::Policy;
     use crate::scheduling::testkit::{LedgerCluster, demand_of, node, steps_beside, uid};
     use crate::scheduling::vocabulary::classification::PodTraits;
-    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
     use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+    use crate::units::{Bytes, MilliCpu, Millis};
     use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
     use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -247,13 +248,9 @@ mod tests {
     async fn beside_a_pod_beyond_its_bound_others_get_their_places_after_evictions() {
         for large in of_three_cores().await {
             let mut cluster = LedgerCluster::new(&[("n", 1)]);
-            cluster.run(
-                "job",
-                ("n", 0),
-                demand_of(72 << 30, 1, Sharing::Shared, -10),
-                None,
-                Default::default(),
-            );
+            let host_resources = HostResources { cpu: MilliCpu(1000), memory: Bytes::ZERO };
+            let job = Demand { host_resources, ..demand_of(72 << 30, 1, Sharing::Shared, -10) };
+            cluster.run("job", ("n", 0), job, Some(Millis::seconds(600)), Default::default());
             cluster.gated("serving", demand_of(50 << 30, 1, Sharing::Shared, 100));
             let mut filters = of_four_cores(&["n"]);
             let footprint = objects::kube_filters::footprint(&large).unwrap();
