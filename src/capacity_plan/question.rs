@@ -107,7 +107,6 @@ impl NodeTemplate {
                     memory: memory.unwrap_or(Bytes(PLENTY)),
                     ephemeral_storage: Bytes(PLENTY),
                     others: resources.iter().map(|name| (name.clone(), PLENTY)).collect(),
-                    is_unread: false,
                 };
                 (amounts, PLENTY)
             }

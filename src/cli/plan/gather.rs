@@ -173,7 +173,6 @@ fn amounts_of(one: &Amounts, other: &Amounts, pick: fn(u64, u64) -> u64) -> Amou
         memory: Bytes(pick(one.memory.0, other.memory.0)),
         ephemeral_storage: Bytes(pick(one.ephemeral_storage.0, other.ephemeral_storage.0)),
         others: one.others.clone(),
-        is_unread: false,
     }
 }
 

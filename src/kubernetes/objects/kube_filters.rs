@@ -6,6 +6,7 @@
 mod amounts;
 mod rules;
 
+pub use amounts::amount;
 pub(super) use rules::node_terms;
 
 use super::{gates, is_finished, is_stand_in};
@@ -74,8 +75,11 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
     let is_unread = is_stand_in(&pod.metadata)
         || pod.spec.as_ref().is_some_and(|spec| count_rules(pod, spec) > MOST_RULES);
     if is_unread {
-        let (amounts, unsupported) = (Amounts::unread(), Some(UnsupportedRule::TooManyRules));
-        return Requirements { namespace: namespace(pod), amounts, unsupported, ..Requirements::default() };
+        // For those that come to its node after it.
+        let amounts = Amounts { others: Arc::default(), ..amounts::of_pod(pod) };
+        let (repels, unsupported) = (rules::repels(pod), Some(UnsupportedRule::TooManyRules));
+        let known = Requirements { namespace: namespace(pod), amounts, repels, ..Requirements::default() };
+        return Requirements { unsupported, ..known };
     }
     let Some(spec) = &pod.spec else { return Requirements::default() };
     let (node_affinity, unread) = rules::node_affinity(spec);

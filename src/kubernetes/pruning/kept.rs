@@ -109,11 +109,12 @@ metadata {
 const POD: &str = "
 spec {
   nodeName! priority! priorityClassName! schedulerName! preemptionPolicy serviceAccountName hostNetwork
-  terminationGracePeriodSeconds schedulingGates schedulingGroup resourceClaims resources overhead nodeSelector tolerations
+  terminationGracePeriodSeconds schedulingGates schedulingGroup resourceClaims nodeSelector tolerations
+  resources { requests { cpu! memory! hugepages-2Mi! hugepages-1Gi! * } * } overhead { cpu! memory! ephemeral-storage! * }
   affinity {
     nodeAffinity { requiredDuringSchedulingIgnoredDuringExecution }
     podAffinity { requiredDuringSchedulingIgnoredDuringExecution }
-    podAntiAffinity { requiredDuringSchedulingIgnoredDuringExecution }
+    podAntiAffinity { requiredDuringSchedulingIgnoredDuringExecution { topologyKey! namespaces! namespaceSelector! * } }
   }
   topologySpreadConstraints { whenUnsatisfiable }
   volumes# {
@@ -121,12 +122,12 @@ spec {
     hostPath { } image { } nfs { } projected { } secret { }
   }
   initContainers# {
-    name image imagePullPolicy restartPolicy ports readinessProbe { } startupProbe { }
-    resources { limits { stowage.dev/vram! nvidia.com/%! * } requests }
+    name image imagePullPolicy restartPolicy! ports readinessProbe { } startupProbe { }
+    resources { limits { stowage.dev/vram! nvidia.com/%! * } requests { %! } }
   }
   containers# {
-    name image imagePullPolicy restartPolicy ports readinessProbe { } startupProbe { }
-    resources { limits { stowage.dev/vram! nvidia.com/%! * } requests }
+    name image imagePullPolicy restartPolicy ports { hostPort! protocol! hostIP! * } readinessProbe { } startupProbe { }
+    resources { limits { stowage.dev/vram! nvidia.com/%! * } requests { %! } }
   }
 }
 status {

@@ -82,16 +82,20 @@ mod kept_tests;
 mod tests {
     use super::*;
     use crate::agent::pods::PodOnNode;
-    use crate::ids::{NodeName, PodUid};
+    use crate::ids::PodUid;
     use crate::kubernetes::objects::{self, BEYOND_BOUND, StorageResource, is_stand_in};
     use crate::scheduling::kube_filters::volumes::{ClaimBinding, StorageObject};
     use crate::scheduling::kube_filters::{
-        Amounts, AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, Requirements,
+        Amounts, AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, NodeFootprint, Requirements,
     };
     use crate::scheduling::ledger::ObservedPhase;
+    use crate::scheduling::planning::PlanStep;
     use crate::scheduling::policy::Policy;
+    use crate::scheduling::testkit::{LedgerCluster, demand_of, node, steps_beside, uid};
     use crate::scheduling::vocabulary::classification::PodTraits;
+    use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
     use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+    use crate::units::{Bytes, MilliCpu, Millis};
     use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
     use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -154,50 +158,152 @@ mod tests {
         assert!(volume.unreadable);
     }
 
-    #[tokio::test]
-    async fn what_a_pod_beyond_its_bound_takes_of_its_node_is_unknown() {
-        let name = |text: &str| NodeName::parse(text).unwrap();
-        let uid = |text: &str| PodUid::parse(text).unwrap();
-        let mut filters = ClusterFilters::default();
-        for node in ["n", "other"] {
-            let (labels, taints, cpu) = (Arc::default(), Arc::new([]), Amounts::of(&[("cpu", 4000)].into()));
-            let machine = FilterNode { name: name(node), labels, taints, allocatable: cpu, pods: 110 };
-            filters.set_machine(machine);
-        }
-        let code = |filters: &ClusterFilters, cpu: u64, node: &str, leaving: &[PodUid]| {
-            let wants =
-                Requirements { amounts: Amounts::of(&[("cpu", cpu)].into()), ..Requirements::default() };
-            let beside = AssumedNodeChange { leaving, coming: &[] };
-            match filters.snapshot().verdict(&uid("new"), &wants, &name(node), &beside) {
-                FilterVerdict::Unsupported(rule) => rule.code(),
-                FilterVerdict::Rejects(reason) => reason.code(),
-                FilterVerdict::Accepts => "accepts",
-            }
-        };
-        let container = json!({ "name": "c", "ports": many(&json!({ "containerPort": 1 })), "resources": { "limits": { "cpu": "3" } } });
-        let node = json!({ "nodeName": "n", "containers": [container] });
-        let footprint = objects::kube_filters::footprint(&stand_in::<Pod>(node).await).unwrap();
-        assert!(footprint.claims_devices, "devices of its node may be its own");
-        filters.set_pod(uid("large"), footprint.clone());
-        assert_eq!(code(&filters, 2000, "n", &[]), "unread-neighbor");
-        assert_eq!(code(&filters, 2000, "n", &[uid("large")]), "accepts", "once it is gone");
-        assert_eq!(code(&filters, 5000, "n", &[]), "insufficient-allocatable", "what is certain is told");
-        assert_eq!(code(&filters, 2000, "other", &[]), "accepts");
-        assert_eq!(
-            (filters.free_host(&name("n")), filters.free_host(&name("other")).is_some()),
-            (None, true)
-        );
-        filters.remove_pod(&uid("large"));
-        assert_eq!(code(&filters, 2000, "n", &[]), "accepts");
+    /// A pod of the namespace `b` that is beyond its bound by its labels.
+    async fn labelled(spec: Value) -> Pod {
+        let labels: serde_json::Map<String, Value> =
+            (0..5000).map(|n| (format!("{n:060}"), json!(""))).collect();
+        let metadata = json!({ "name": "a", "namespace": "b", "uid": "c", "labels": labels });
+        let pod: Pod = listed(json!({ "metadata": metadata, "spec": spec }), Answers::Pruned).await;
+        assert!(is_stand_in(&pod.metadata));
+        pod
+    }
 
-        let waiting: Pod = stand_in(json!({ "containers": [container] })).await;
-        let wants = objects::kube_filters::requirements(&waiting);
-        assert!(wants.unsupported.is_some(), "nor does anybody know where it may be");
-        filters.set_waiting(uid("coming"), wants);
-        let coming = &[uid("coming")];
-        let beside = AssumedNodeChange { leaving: &[], coming };
-        let verdict = filters.snapshot().verdict(&uid("new"), &Requirements::default(), &name("n"), &beside);
-        assert!(matches!(verdict, FilterVerdict::Unsupported(_)), "{verdict:?}");
+    fn asking(name: &str, cpu: &str) -> Value {
+        let requests =
+            json!({ "cpu": cpu, "memory": "1Gi", "example.com/nic": "1", "example.com/none": "0" });
+        json!({ "name": name, "resources": { "requests": requests } })
+    }
+
+    /// Pods of three cores that are beyond their bound by what other tools wrote, by what their owner created, and by their ports.
+    async fn of_three_cores() -> [Pod; 3] {
+        let init: Vec<Value> = (0..71).map(|n| asking(&format!("i{n}"), "2500m")).collect();
+        let port = json!({ "containerPort": 1, "protocol": "TCP" });
+        let mut ports = many(&port);
+        let on_host =
+            json!({ "hostPort": 80, "containerPort": 8080, "protocol": "UDP", "hostIP": "10.0.0.1" });
+        ports.push(&on_host);
+        let mut serving = asking("c", "3");
+        serving["ports"] = json!(ports);
+        let mut sidecar = asking("s", "1");
+        sidecar["restartPolicy"] = json!("Always");
+        [
+            labelled(json!({ "nodeName": "n", "initContainers": [sidecar], "containers": [asking("c", "1500m")], "overhead": { "cpu": "500m" } })).await,
+            stand_in(json!({ "nodeName": "n", "initContainers": init, "containers": [asking("c", "1"), asking("d", "2")] })).await,
+            stand_in(json!({ "nodeName": "n", "containers": [serving] })).await,
+        ]
+    }
+
+    fn of_four_cores(nodes: &[&str]) -> ClusterFilters {
+        let mut filters = ClusterFilters::default();
+        for name in nodes {
+            let labels = Arc::new([("kubernetes.io/hostname".into(), (*name).into())].into());
+            let allocatable =
+                Amounts::of(&[("cpu", 4000), ("memory", 8 << 30), ("example.com/nic", 8)].into());
+            let (name, taints) = (node(name), Arc::new([]));
+            filters.set_machine(FilterNode { name, labels, taints, allocatable, pods: 110 });
+        }
+        filters
+    }
+
+    fn wants(namespace: &str, cpu: u64) -> Requirements {
+        let (namespace, amounts) = (namespace.into(), Amounts::of(&[("cpu", cpu)].into()));
+        Requirements { namespace, amounts, ..Requirements::default() }
+    }
+
+    fn code(filters: &ClusterFilters, wants: &Requirements, leaving: &[PodUid]) -> &'static str {
+        let beside = AssumedNodeChange { leaving, coming: &[] };
+        match filters.snapshot().verdict(&uid("new"), wants, &node("n"), &beside) {
+            FilterVerdict::Unsupported(rule) => rule.code(),
+            FilterVerdict::Rejects(reason) => reason.code(),
+            FilterVerdict::Accepts => "accepts",
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_pod_beyond_its_bound_requests_of_its_node_counts() {
+        for (large, nics) in of_three_cores().await.iter().zip([2, 2, 1]) {
+            let footprint = objects::kube_filters::footprint(large).unwrap();
+            let amounts: Vec<_> = footprint.amounts.named().collect();
+            assert_eq!(amounts, [("cpu", 3000), ("memory", nics << 30), ("example.com/nic", nics)]);
+            assert!(footprint.claims_devices, "devices of its node may be its own");
+            let ports: Vec<String> = footprint.ports.iter().map(ToString::to_string).collect();
+            assert_eq!(!ports.is_empty(), nics == 1, "{ports:?}");
+            assert!(
+                footprint
+                    .ports
+                    .iter()
+                    .all(|port| (port.port, &*port.protocol, &*port.ip) == (80, "UDP", "10.0.0.1"))
+            );
+            let mut filters = of_four_cores(&["n"]);
+            filters.set_pod(uid("large"), footprint);
+            assert_eq!(code(&filters, &wants("b", 1000), &[]), "accepts");
+            assert_eq!(code(&filters, &wants("other", 2000), &[]), "insufficient-free");
+            assert_eq!(code(&filters, &wants("other", 2000), &[uid("large")]), "accepts", "once it is gone");
+            assert_eq!(code(&filters, &wants("b", 5000), &[]), "insufficient-allocatable");
+            assert_eq!(filters.free_host(&node("n")).map(|free| free.cpu.0), Some(1000));
+        }
+    }
+
+    #[tokio::test]
+    async fn beside_a_pod_beyond_its_bound_others_get_their_places_after_evictions() {
+        for large in of_three_cores().await {
+            let mut cluster = LedgerCluster::new(&[("n", 1)]);
+            let host_resources = HostResources { cpu: MilliCpu(1000), memory: Bytes::ZERO };
+            let job = Demand { host_resources, ..demand_of(72 << 30, 1, Sharing::Shared, -10) };
+            cluster.run("job", ("n", 0), job, Some(Millis::seconds(600)), Default::default());
+            cluster.gated("serving", demand_of(50 << 30, 1, Sharing::Shared, 100));
+            let mut filters = of_four_cores(&["n"]);
+            let footprint = objects::kube_filters::footprint(&large).unwrap();
+            let job = NodeFootprint {
+                amounts: wants("b", 1000).amounts,
+                ports: Arc::default(),
+                ..footprint.clone()
+            };
+            filters.set_pod(uid("large"), footprint);
+            filters.set_pod(uid("job"), job);
+            filters.set_waiting(uid("serving"), wants("other", 1000));
+            let steps = steps_beside(&mut cluster, &filters.snapshot(), 64);
+            let [PlanStep::Place(places)] = &*steps else { panic!("{steps:?}") };
+            assert_eq!(&*places[0].reservation.victims, [uid("job")]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_beyond_its_bound_repels_whom_its_anti_affinity_may_mean() {
+        let term = json!({ "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": { "app": "x" } } });
+        let with = |scope: Value| {
+            let mut term = term.clone();
+            term.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
+            json!({ "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [term] } })
+        };
+        let (repelled, accepted) = ("anti-affinity-of-another-pod", "accepts");
+        for (affinity, own, others) in [
+            (Value::Null, accepted, accepted),
+            (with(json!({})), repelled, accepted),
+            (with(json!({ "namespaceSelector": {} })), repelled, repelled),
+            (with(json!({ "namespaceSelector": { "matchLabels": { "x": "y" } } })), repelled, repelled),
+            (with(json!({ "namespaces": ["other", "more"] })), repelled, repelled),
+        ] {
+            let large = labelled(json!({ "nodeName": "n", "affinity": affinity, "containers": [] })).await;
+            let mut filters = of_four_cores(&["n"]);
+            filters.set_pod(uid("large"), objects::kube_filters::footprint(&large).unwrap());
+            let codes = ["b", "other"].map(|namespace| code(&filters, &wants(namespace, 1), &[]));
+            assert_eq!(codes, [own, others], "{affinity}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_beyond_its_bound_that_waits_may_be_placed_nowhere_and_counts_where_it_comes_to() {
+        let waiting = labelled(json!({ "containers": [asking("c", "3")] })).await;
+        let coming_wants = objects::kube_filters::requirements(&waiting);
+        assert!(coming_wants.unsupported.is_some(), "nobody knows where it may be");
+        let mut filters = of_four_cores(&["n"]);
+        filters.set_waiting(uid("coming"), coming_wants);
+        let beside = AssumedNodeChange { leaving: &[], coming: &[uid("coming")] };
+        let verdict =
+            |cpu| filters.snapshot().verdict(&uid("new"), &wants("other", cpu), &node("n"), &beside);
+        assert_eq!(verdict(1000), FilterVerdict::Accepts);
+        assert!(matches!(verdict(2000), FilterVerdict::Rejects(_)));
     }
 
     #[tokio::test]

@@ -4,12 +4,15 @@
 //! is known of it all the same. What is no JSON comes out as no JSON, for the decoder to say so.
 
 use super::kept::{Kept, Resource};
+use crate::kubernetes::objects::kube_filters::amount;
 use crate::kubernetes::objects::{BEYOND_BOUND, DROPPED_BYTES, VRAM};
+use crate::scheduling::kube_filters::resources::{CPU, EPHEMERAL_STORAGE, MEMORY};
+use crate::scheduling::vocabulary::demand::{ContainerRole, together};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::units::Bytes;
 use memchr::memchr2;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What decoded JSON takes beside its text: any value, an object, and one of those that are mostly empty places.
 const VALUE: usize = 32;
@@ -21,8 +24,10 @@ const ANNOTATIONS: &str = "annotations";
 const LONGEST_NAME: usize = 512;
 /// Of an essential value; the list of a pod's devices is the longest.
 const LONGEST_ESSENTIAL: usize = 8 << 10;
-/// A device plugin's resources kept of a pod beyond its bound.
-const MOST_GPU_NAMES: usize = 4;
+/// Kept of a pod beyond its bound: other resources than nodes always have, and host ports.
+const MOST_NAMES: usize = 16;
+/// Topologies of its anti-affinity.
+const MOST_TERMS: usize = 1000;
 /// Deeper than any object of Kubernetes.
 const DEEPEST: usize = 64;
 
@@ -72,6 +77,8 @@ struct Frame {
     is_empty: bool,
     /// A value comes next, not its name.
     is_named: bool,
+    /// Tells the objects of a list apart: what came before the one that it is, or is in.
+    item: usize,
 }
 
 /// The object that is held back.
@@ -81,8 +88,8 @@ struct ObjectInProgress {
     from: usize,
     takes: usize,
     is_beyond: bool,
-    /// Each with its name and its value.
-    essentials: Vec<(&'static Kept, Vec<u8>, Vec<u8>)>,
+    /// Each with the item of a list that it is in, its name and its value.
+    essentials: Vec<(&'static Kept, usize, Vec<u8>, Vec<u8>)>,
     dropped_annotations: TextLength,
 }
 
@@ -259,8 +266,13 @@ impl Scanner {
 
     fn begin_scalar(&mut self) {
         self.begin();
+        self.note_essential();
+    }
+
+    fn note_essential(&mut self) {
         if let (Some(object), Some(kept)) = (&mut self.object, self.value.filter(|kept| kept.is_essential)) {
-            object.essentials.push((kept, self.name.clone(), Vec::new()));
+            let item = self.frames.last().map_or(0, |frame| frame.item);
+            object.essentials.push((kept, item, self.name.clone(), Vec::new()));
         }
     }
 
@@ -280,9 +292,14 @@ impl Scanner {
         }
         if is_object {
             self.charge(if kept.is_heavy { HEAVY } else { OBJECT });
+            self.note_essential();
         }
+        let item = match self.frames.last() {
+            Some(frame) if frame.is_object || !is_object => frame.item,
+            _ => self.object.as_ref().map_or(0, |object| object.takes),
+        };
         self.put(if is_object { b"{" } else { b"[" });
-        self.frames.push(Frame { kept, role, is_object, is_empty: true, is_named: false });
+        self.frames.push(Frame { kept, role, is_object, is_empty: true, is_named: false, item });
     }
 
     fn close(&mut self) {
@@ -338,26 +355,60 @@ impl Scanner {
 fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
     let mut known: Value = serde_json::from_str(resource.stand_in).unwrap_or_default();
     known["metadata"]["annotations"][BEYOND_BOUND] = json!("");
-    let mut limits = BTreeMap::<String, Option<Bytes>>::new();
-    for (kept, name, text) in object.essentials {
+    let is_always = |(.., text): &&(_, _, _, Vec<u8>)| text == b"\"Always\"";
+    let sidecars: BTreeSet<usize> = object.essentials.iter().filter(is_always).map(|one| one.1).collect();
+    let mut amounts = BTreeMap::<&str, BTreeMap<String, Vec<_>>>::new();
+    let [mut ports, mut terms] = <[BTreeMap<usize, Value>; 2]>::default();
+    for (kept, item, name, text) in object.essentials {
+        let name: String = String::from_utf8_lossy(&name).into();
         let value: Option<Value> =
             serde_json::from_slice(&text).ok().filter(|_| text.len() <= LONGEST_ESSENTIAL);
-        if kept.path.contains(&"limits") {
-            // As if all containers ran at once: no less than it asks for. It may be that this is not known.
-            let amount = value.and_then(|value| Bytes::parse_quantity(value.as_str()?).ok());
-            let sum = limits.entry(String::from_utf8_lossy(&name).into()).or_insert(Some(Bytes::ZERO));
-            *sum = sum.zip(amount).map(|(sum, amount)| sum + amount);
-        } else if let Some(value) = value {
-            *kept.path.iter().fold(&mut known, |value: &mut Value, name| &mut value[*name]) = value;
+        match (&kept.path[..], value) {
+            (["spec", list, "resources", kind, _], value) => {
+                let role = match *list {
+                    "containers" => ContainerRole::Main,
+                    _ if sidecars.contains(&item) => ContainerRole::Sidecar,
+                    _ => ContainerRole::Init,
+                };
+                // It may be that this is not known.
+                let amount = value.and_then(|value| amount(&name, value.as_str()?).ok());
+                let parts = amounts.entry(*kind).or_default().entry(name).or_default();
+                parts.push(amount.map(|amount| (role, Bytes(amount))));
+            }
+            // Which pods of these namespaces it means is not known.
+            ([.., "podAntiAffinity", _, "namespaces" | "namespaceSelector"], _) => {
+                terms.entry(item).or_default()["namespaceSelector"] = json!({});
+            }
+            ([.., "restartPolicy"], _) | (_, None) => {}
+            ([.., "podAntiAffinity", _, _], Some(topology)) => {
+                let term = terms.entry(item).or_default();
+                (term["labelSelector"], term["topologyKey"]) = (json!({}), topology);
+            }
+            ([.., "ports", _], Some(value)) => ports.entry(item).or_default()[name] = value,
+            (path, Some(value)) => {
+                *path.iter().fold(&mut known, |value: &mut Value, name| &mut value[*name]) = value;
+            }
         }
     }
-    let vram = limits.remove_entry(VRAM);
-    let devices = limits.into_iter().filter(|(name, _)| PluginResource::is_one(name)).take(MOST_GPU_NAMES);
-    let text = |sum: Option<Bytes>| sum.map_or("?".into(), |sum| sum.0.to_string());
-    let limits: BTreeMap<String, String> = devices.chain(vram).map(|(name, sum)| (name, text(sum))).collect();
-    if !limits.is_empty() {
-        known["spec"]["containers"] = json!([{ "name": "?", "resources": { "limits": limits } }]);
+    let mut container = json!({ "name": "?" });
+    for (kind, mut sums) in amounts {
+        let first = [CPU, MEMORY, EPHEMERAL_STORAGE, VRAM].map(|name| sums.remove_entry(name));
+        // A device plugin's resources count by their limits, and all others by their requests.
+        let is_counted = |(name, _): &(String, _)| PluginResource::is_one(name) == (kind == "limits");
+        let others = sums.into_iter().filter(is_counted).take(MOST_NAMES);
+        for (name, parts) in first.into_iter().flatten().chain(others) {
+            let sum = parts.into_iter().collect::<Option<Vec<_>>>().map(together);
+            let unit = if name == CPU { "m" } else { "" };
+            let text = sum.map_or_else(|| "?".to_owned(), |sum| format!("{}{unit}", sum.0));
+            container["resources"][kind][name] = text.into();
+        }
     }
+    let on_host = ports.into_values().filter(|port| !port["hostPort"].is_null());
+    container["ports"] = on_host.take(MOST_NAMES).collect();
+    known["spec"]["containers"] = json!([container]);
+    let terms: BTreeMap<String, Value> = terms.into_values().map(|term| (term.to_string(), term)).collect();
+    known["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        terms.into_values().take(MOST_TERMS).collect();
     known
 }
 
@@ -452,7 +503,11 @@ mod tests {
                 "name": "large", "namespace": "a", "uid": "large",
                 "annotations": { BEYOND_BOUND: "", "karpenter.sh/do-not-disrupt": "true", "stowage.dev/devices": "GPU-1", "stowage.dev/gpus": "2" },
             },
-            "spec": { "nodeName": "n", "priority": -7, "containers": [{ "name": "?", "resources": { "limits": { "stowage.dev/vram": "1073741824" } } }] },
+            "spec": {
+                "nodeName": "n", "priority": -7,
+                "containers": [{ "name": "?", "ports": [], "resources": { "limits": { "stowage.dev/vram": "1073741824" } } }],
+                "affinity": { "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [] } },
+            },
             "status": { "phase": "Running" },
         });
         assert_eq!(out["items"], json!([left, kept_pod("a"), left]));
@@ -461,7 +516,7 @@ mod tests {
     #[test]
     fn what_the_containers_of_a_pod_beyond_its_bound_ask_of_gpus_is_summed_and_stays_small() {
         let ports: Vec<Value> = (0..10_000).map(|port| json!({ "containerPort": port })).collect();
-        let slices: Value = (0..6).rev().map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
+        let slices: Value = (10..50).rev().map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
         let asking =
             |limits: Value| json!({ "name": "c", "resources": { "limits": limits, "requests": limits } });
         let large = json!({
@@ -473,8 +528,11 @@ mod tests {
             "status": { "containerStatuses": [asking(json!({ "nvidia.com/gpu": "1" }))] },
         });
         let out = scanned("pods", &large);
-        let limits = json!({ "nvidia.com/gpu": "1001", "nvidia.com/mig-0": "1", "nvidia.com/mig-1": "1", "nvidia.com/mig-2": "1", "stowage.dev/vram": "?" });
-        assert_eq!(out["spec"]["containers"], json!([{ "name": "?", "resources": { "limits": limits } }]));
+        let mut limits: Value = (10..25).map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
+        (limits["nvidia.com/gpu"], limits["stowage.dev/vram"]) = (json!("1000"), json!("?"));
+        let requests = json!({ "nvidia.com/other": "7", "stowage.dev/vram": "?" });
+        let resources = json!({ "limits": limits, "requests": requests });
+        assert_eq!(out["spec"]["containers"], json!([{ "name": "?", "ports": [], "resources": resources }]));
         assert_eq!(out["metadata"]["annotations"]["stowage.dev/gpus"], "2");
         assert_eq!(out["metadata"]["annotations"]["stowage.dev/exclusive"], "true");
     }
@@ -487,7 +545,7 @@ mod tests {
         let out = scanned("pods", &large);
         assert_eq!(out["metadata"]["name"], "large");
         assert_eq!(out["metadata"]["annotations"]["stowage.dev/devices"], Value::Null);
-        assert_eq!(out["spec"]["containers"], Value::Null);
+        assert_eq!(out["spec"]["containers"], json!([{ "name": "?", "ports": [] }]));
     }
 
     #[test]

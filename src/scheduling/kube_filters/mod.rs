@@ -210,13 +210,10 @@ impl ClusterFilters {
         self.places.get(pod)
     }
 
-    /// CPU and memory of a node that bound pods leave free; `None` if the node is not known, or what a pod takes of it.
+    /// CPU and memory of a node that bound pods leave free; `None` if the node is not known.
     pub fn free_host(&self, node: &NodeName) -> Option<HostResources> {
         let page = self.seen.pages.get(node)?;
         let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
-        if taken.is_unread {
-            return None;
-        }
         let left = |resource: &str| offered.of_resource(resource).saturating_sub(taken.of_resource(resource));
         Some(HostResources { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
     }
@@ -321,8 +318,6 @@ impl<'a> FilterQuery<'a> {
         let repelled = self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
         let unsupported = repelled.then_some(UnsupportedRule::AntiAffinityOfAnotherPod).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
-        let unread = taken.is_unread.then_some(UnsupportedRule::UnreadNeighbor);
-        let unsupported = unread.or(unsupported);
         let attached = page.attached(beside.leaving, &coming);
         let volumes = &self.volumes;
         classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, volumes, attached, unsupported })

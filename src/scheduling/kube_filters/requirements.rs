@@ -117,9 +117,6 @@ coded! {
         "unknown-neighbor" UnknownNeighbor,
             "the API server has not shown a pod that is planned for the node"
             => false;
-        "unread-neighbor" UnreadNeighbor,
-            "what a pod takes of the node that is there, or planned for it, is not known: it is larger than Stowage reads"
-            => false;
         "unknown-pod" UnknownPod,
             "the API server has not shown the pod yet"
             => false;

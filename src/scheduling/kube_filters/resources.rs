@@ -30,16 +30,9 @@ pub struct Amounts {
     pub ephemeral_storage: Bytes,
     /// Huge pages and extended resources, in order of name.
     pub others: Arc<[(Arc<str>, u64)]>,
-    /// The pod was not read as a whole: it may take more than that, and ports, and repel other pods.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_unread: bool,
 }
 
 impl Amounts {
-    pub fn unread() -> Self {
-        Self { is_unread: true, ..Self::default() }
-    }
-
     pub fn of(named: &NamedAmounts<'_>) -> Self {
         let amount = |name: &str| named.get(name).copied().unwrap_or(0);
         let others = named.iter().filter(|(name, _)| !matches!(**name, CPU | MEMORY | EPHEMERAL_STORAGE));
@@ -48,7 +41,6 @@ impl Amounts {
             memory: Bytes(amount(MEMORY)),
             ephemeral_storage: Bytes(amount(EPHEMERAL_STORAGE)),
             others: others.map(|(name, amount)| (Arc::from(*name), *amount)).collect(),
-            is_unread: false,
         }
     }
 
@@ -111,8 +103,6 @@ pub struct RequestedSums {
     memory: Bytes,
     ephemeral_storage: Bytes,
     others: BTreeMap<Arc<str>, u64>,
-    /// Of one of them more is not known.
-    pub is_unread: bool,
 }
 
 impl RequestedSums {
@@ -121,7 +111,6 @@ impl RequestedSums {
         self.cpu = MilliCpu(self.cpu.0.saturating_add(pod.cpu.0));
         self.memory += pod.memory;
         self.ephemeral_storage += pod.ephemeral_storage;
-        self.is_unread |= pod.is_unread;
         for (name, amount) in pod.others.iter() {
             let sum = self.others.entry(name.clone()).or_default();
             *sum = sum.saturating_add(*amount);

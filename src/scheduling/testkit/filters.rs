@@ -25,8 +25,14 @@ pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
 
 /// What the planner would do for the pods that are due.
 pub fn steps(ledger: &mut Ledger, limit: usize) -> Vec<PlanStep> {
+    let seen = roomy(ledger);
+    steps_beside(ledger, &seen, limit)
+}
+
+/// The same, by what these filters say.
+pub fn steps_beside(ledger: &mut Ledger, seen: &FilterSnapshot, limit: usize) -> Vec<PlanStep> {
     let pending = ledger.pending(limit);
-    plan(ledger.clone(), &roomy(ledger), &pending)
+    plan(ledger.clone(), seen, &pending)
 }
 
 /// Applies the plan: takes the reservations, and notes the woken pods. Returns the pods that have a place now, in that order.

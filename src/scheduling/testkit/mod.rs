@@ -12,7 +12,7 @@ mod names;
 
 pub use cluster::{LedgerCluster, START};
 pub use demands::{classified, demand_of, in_namespace};
-pub use filters::{placed, roomy, steps};
+pub use filters::{placed, roomy, steps, steps_beside};
 pub use gpus::{gpu_pair, h100, unit_gpu, whole_gpu};
 pub use lending::lending;
 pub use names::{gpu, gpu_at, key, node, numbered, uid};

@@ -21,7 +21,6 @@ use crate::scheduling::evicting::{
 };
 use crate::scheduling::kube_filters::{
     AssumedNodeChange, FilterQuery, FilterReason, FilterSnapshot, FilterVerdict, Requirements,
-    UnsupportedRule,
 };
 use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
@@ -260,10 +259,6 @@ impl CandidateSource for &mut OfferedCandidates<'_> {
         let leaving: Vec<PodUid> = set.all_victims().into_iter().chain(pods(others)).collect();
         match self.verdict(&set.node, &leaving) {
             FilterVerdict::Accepts | FilterVerdict::Rejects(FilterReason::UnknownNode) => true,
-            // Only kube-scheduler knows whether fewer would do, or others.
-            FilterVerdict::Unsupported(UnsupportedRule::UnreadNeighbor) => {
-                self.choice == VictimChoice::KubeSchedulers
-            }
             // kube-scheduler asks because it would evict pods there. Nothing says that it would not have to.
             FilterVerdict::Unsupported(_) => !leaving.is_empty(),
             // If its own victims would not do either, it knows something that is not known here.

@@ -3,7 +3,7 @@
 //! A container that was resized in place counts with the largest of its request, its allocation and its running resources. For
 //! pod-level resources that are resized in place only the spec is used.
 
-use super::super::{VRAM, containers, is_stand_in};
+use super::super::{VRAM, containers};
 use crate::scheduling::kube_filters::resources::{Amounts, CPU, ContainerAmounts, NamedAmounts};
 use crate::scheduling::vocabulary::demand::ContainerRole;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
@@ -22,7 +22,7 @@ pub fn of_node(node: &Node) -> (Amounts, u64) {
     let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
     let mut named = NamedAmounts::new();
     for (name, quantity) in allocatable.filter(|(name, _)| is_checked_here(name)) {
-        named.insert(name, amount(name, quantity).unwrap_or(0));
+        named.insert(name, amount(name, &quantity.0).unwrap_or(0));
     }
     let pods = named.remove(PODS).unwrap_or(0);
     (Amounts::of(&named), pods)
@@ -30,9 +30,6 @@ pub fn of_node(node: &Node) -> (Amounts, u64) {
 
 /// A pod's resources. A quantity that cannot be parsed counts as more than any node has.
 pub fn of_pod(pod: &Pod) -> Amounts {
-    if is_stand_in(&pod.metadata) {
-        return Amounts::unread();
-    }
     let Some(spec) = &pod.spec else { return Amounts::default() };
     let amounts = |(role, container)| ContainerAmounts { role, amounts: of_container(pod, role, container) };
     let containers: Vec<_> = containers(spec).map(amounts).collect();
@@ -84,7 +81,9 @@ fn asked(resources: &ResourceRequirements) -> NamedAmounts<'_> {
 
 fn named(quantities: &Option<Quantities>) -> NamedAmounts<'_> {
     let classified = quantities.iter().flatten().filter(|(name, _)| is_checked_here(name));
-    classified.map(|(name, quantity)| (name.as_str(), amount(name, quantity).unwrap_or(u64::MAX))).collect()
+    classified
+        .map(|(name, quantity)| (name.as_str(), amount(name, &quantity.0).unwrap_or(u64::MAX)))
+        .collect()
 }
 
 /// GPUs and their memory are left to the ledger.
@@ -92,9 +91,10 @@ fn is_checked_here(resource: &str) -> bool {
     resource != VRAM && !PluginResource::is_one(resource)
 }
 
-fn amount(name: &str, quantity: &Quantity) -> Result<u64, QuantityError> {
+/// In thousandths of a core, whole bytes or pieces.
+pub fn amount(name: &str, text: &str) -> Result<u64, QuantityError> {
     match name {
-        CPU => MilliCpu::parse_quantity(&quantity.0).map(|cpu| cpu.0),
-        _ => Bytes::parse_quantity_up(&quantity.0).map(|bytes| bytes.0),
+        CPU => MilliCpu::parse_quantity(text).map(|cpu| cpu.0),
+        _ => Bytes::parse_quantity_up(text).map(|bytes| bytes.0),
     }
 }

@@ -14,7 +14,6 @@ use crate::scheduling::vocabulary::disruption_info::{
 };
 use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::node::NodeKind;
-use serde_json::json;
 use std::sync::Arc;
 
 /// A job of low priority on each of two nodes, a budget that covers both and lets one go, and a pod for each of their places.
@@ -246,34 +245,5 @@ fn what_kube_scheduler_evicts_for_another_resource_than_vram_leaves() {
             PreemptDecision::Evict { victims, .. } => assert_eq!(victims.victims, [uid("holder")]),
             other => panic!("{free_gpus} free GPUs: {other:?}"),
         }
-    }
-}
-
-#[test]
-fn beside_a_pod_whose_resources_are_unknown_all_that_kube_scheduler_evicts_leaves() {
-    let (mut cluster, wants) = with_one_adapter(0);
-    let offered =
-        || vec![OfferedNode { node: "a".into(), victims: vec!["holder".into()], pdb_violations: 0 }];
-    // As far as is known there is an adapter for each.
-    let (labels, taints) = (Arc::default(), Arc::new([]));
-    let allocatable = Amounts::of(&[("example.com/rdma", 2)].into());
-    let machine = FilterNode { name: node("a"), labels, taints, allocatable, pods: 110 };
-    cluster.apply(NodeObserved { machine: Some(machine), ..NodeObserved::new(node("a"), NodeKind::Stowage) });
-    let mut victims = |wants: &Requirements| {
-        let view = PreemptView { wants: wants.clone(), ..view_of(&mut cluster, "asks", offered()) };
-        match preempt(view) {
-            PreemptDecision::Evict { victims, .. } => victims.victims,
-            other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(victims(&wants), [uid("cheap")]);
-    let large = json!({ "node": "a", "amounts": Amounts::unread(), "ports": [], "repels": [] });
-    let footprint = serde_json::from_value(large).unwrap();
-    cluster
-        .apply(FilterPodObserved { uid: uid("large"), pod: FilterPod::Bound { footprint, successor: None } });
-    let view = PreemptView { wants, ..view_of(&mut cluster, "asks", offered()) };
-    match preempt(view) {
-        PreemptDecision::Evict { victims, .. } => assert_eq!(victims.victims, [uid("holder")]),
-        other => panic!("{other:?}"),
     }
 }
