@@ -25,8 +25,8 @@ pub struct ExtenderArgs<'a> {
     pub node_names: Option<Vec<WireName<'a>>>,
 }
 
-/// A pod of so many bytes is decoded at once: it takes a few megabytes at most, and less time.
-const SMALL_POD: usize = 16 << 10;
+/// A pod of so many bytes is decoded at once, which takes less time: it cannot be beyond its bound.
+const SMALL_POD: usize = 2 << 10;
 
 /// A tenant's pod may be megabytes of what no verb reads.
 fn used_of_pod<'a, D: Deserializer<'a>>(whole: D) -> Result<Pod, D::Error> {

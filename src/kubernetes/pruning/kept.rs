@@ -122,7 +122,7 @@ spec {
     hostPath { } image { } nfs { } projected { } secret { }
   }
   initContainers# {
-    name image imagePullPolicy restartPolicy! ports readinessProbe { } startupProbe { }
+    name image imagePullPolicy restartPolicy! ports { hostPort! protocol! hostIP! * } readinessProbe { } startupProbe { }
     resources { limits { stowage.dev/vram! nvidia.com/%! * } requests { %! } }
   }
   containers# {

@@ -24,9 +24,9 @@ const ANNOTATIONS: &str = "annotations";
 const LONGEST_NAME: usize = 512;
 /// Of an essential value; the list of a pod's devices is the longest.
 const LONGEST_ESSENTIAL: usize = 8 << 10;
-/// Kept of a pod beyond its bound: other resources than nodes always have, and host ports.
+/// Kept of a pod beyond its bound: other resources than nodes always have.
 const MOST_NAMES: usize = 16;
-/// Topologies of its anti-affinity.
+/// Its host ports, and the topologies of its anti-affinity.
 const MOST_TERMS: usize = 1000;
 /// Deeper than any object of Kubernetes.
 const DEEPEST: usize = 64;
@@ -394,7 +394,10 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
     for (kind, mut sums) in amounts {
         let first = [CPU, MEMORY, EPHEMERAL_STORAGE, VRAM].map(|name| sums.remove_entry(name));
         // A device plugin's resources count by their limits, and all others by their requests.
-        let is_counted = |(name, _): &(String, _)| PluginResource::is_one(name) == (kind == "limits");
+        let is_counted = |(name, parts): &(String, Vec<Option<(_, Bytes)>>)| {
+            let is_any = |part: &Option<(_, Bytes)>| part.is_none_or(|(_, amount)| amount > Bytes::ZERO);
+            PluginResource::is_one(name) == (kind == "limits") && parts.iter().any(is_any)
+        };
         let others = sums.into_iter().filter(is_counted).take(MOST_NAMES);
         for (name, parts) in first.into_iter().flatten().chain(others) {
             let sum = parts.into_iter().collect::<Option<Vec<_>>>().map(together);
@@ -404,7 +407,7 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
         }
     }
     let on_host = ports.into_values().filter(|port| !port["hostPort"].is_null());
-    container["ports"] = on_host.take(MOST_NAMES).collect();
+    container["ports"] = on_host.take(MOST_TERMS).collect();
     known["spec"]["containers"] = json!([container]);
     let terms: BTreeMap<String, Value> = terms.into_values().map(|term| (term.to_string(), term)).collect();
     known["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =

@@ -46,9 +46,11 @@ struct ScopeReservation {
     by: PodUid,
     priority: i32,
     until: Moment,
-    /// When the first of the pods came for which it has been reserved on end.
+    /// When the first of the pods came for which it has been reserved on end, and the highest of their priorities.
     #[serde(default)]
     since: Moment,
+    #[serde(default)]
+    highest: i32,
 }
 
 /// What is stored of recent evictions: the counts follow from it.
@@ -188,16 +190,18 @@ impl Ledger {
         let now = self.now;
         let reserved = &mut self.evictions.reserved;
         reserved.retain(|_, reserved| now < reserved.since + RESERVED_ON_END + RESERVED_ON_END);
-        let since = match reserved.get(&scope) {
-            Some(known) if priority <= known.priority => known.since,
-            _ => now,
+        let (since, highest) = match reserved.get(&scope) {
+            Some(known) if priority <= known.highest => (known.since, known.highest),
+            _ => (now, priority),
         };
         let is_first =
             |known: &ScopeReservation| known.by == *uid || known.priority < priority || known.until <= now;
-        let is_over = since + RESERVED_ON_END <= now;
-        if !is_over && reserved.len() < RESERVED_AT_MOST && reserved.get(&scope).is_none_or(is_first) {
-            let until = now + RESERVED_FOR;
-            reserved.insert(scope, ScopeReservation { by: uid.clone(), priority, until, since });
+        let has_room =
+            || reserved.values().filter(|reserved| reserved.until > now).count() < RESERVED_AT_MOST;
+        let is_free = reserved.get(&scope).map_or_else(has_room, is_first);
+        if is_free && now < since + RESERVED_ON_END {
+            let (by, until) = (uid.clone(), now + RESERVED_FOR);
+            reserved.insert(scope, ScopeReservation { by, priority, until, since, highest });
         }
     }
 

@@ -254,7 +254,9 @@ impl Ledger {
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         self.set_placeless_member(uid, None);
         let pod_state = self.pod_states.get(uid)?.clone();
-        self.note_gate_over(uid, pod_state.disruption_info.health == PodHealth::Ready);
+        if !self.has_left_for_others(uid) {
+            self.note_gate_over(uid, pod_state.disruption_info.health == PodHealth::Ready);
+        }
         self.note_shown_reservation(uid, None);
         self.origin.forget(uid);
         self.showing_evictions.remove(uid);

@@ -112,7 +112,9 @@ impl Ledger {
         }
         let over = found.iter().filter_map(|found| {
             let granted = self.granted_on(node, found, sampled)?;
-            let overuse = match before.get(&found.pod) {
+            // A pod that the ledger knows by now was given something.
+            let is_same = |known: &&Overuse| known.ungranted.is_none() || granted == Bytes::ZERO;
+            let overuse = match before.get(&found.pod).filter(is_same) {
                 // The same sample again.
                 Some(known) if sampled <= known.sampled => known.clone(),
                 Some(known) if sampled.since(known.sampled) < fresh => Overuse {

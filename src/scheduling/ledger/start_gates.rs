@@ -76,7 +76,17 @@ impl Ledger {
         failed.max(Millis(all.0.saturating_sub(max.saturating_mul(ALL_TOGETHER - 1))))
     }
 
-    /// The pod's gate opens, or the pod is gone. One that was evicted took nothing: others may have made it leave.
+    /// Whether a pod that is gone left for others, who may have had it evicted, and not for its own use.
+    pub(super) fn has_left_for_others(&self, uid: &PodUid) -> bool {
+        let node_state = self.pod_states.get(uid).and_then(|pod| self.node_states.get(pod.node()?));
+        let takes = |pod: &PodUid| {
+            self.pod_states.reservation(pod).is_some_and(|reservation| reservation.victims.contains(uid))
+        };
+        let is_taken = || node_state.is_some_and(|node_state| node_state.pods().iter().any(takes));
+        self.overuse_of(uid).is_none() && (self.showing_evictions.contains(uid) || is_taken())
+    }
+
+    /// The pod's gate opens, or the pod is gone.
     pub(super) fn note_gate_over(&mut self, uid: &PodUid, is_ready: bool) {
         let Some(PodState { demand, phase: PodPhase::Bound(bound), starting: Some(until), .. }) =
             self.pod_states.get(uid)
@@ -84,12 +94,6 @@ impl Ledger {
             return;
         };
         let Some(node_state) = self.node_states.get_mut(&bound.node) else { return };
-        let takes = |pod: &PodUid| {
-            self.pod_states.reservation(pod).is_some_and(|reservation| reservation.victims.contains(uid))
-        };
-        if self.showing_evictions.contains(uid) || node_state.pods().iter().any(takes) {
-            return;
-        }
         // Of a pod without a record all GPUs of its node were kept.
         let all = || node_state.devices().iter().map(|device| device.uuid.clone()).collect();
         let gpus = bound.devices.clone().unwrap_or_else(all);
