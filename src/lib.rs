@@ -16,6 +16,7 @@
 //! - [`report`]: what a node agent reports of its node.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
+//! - [`kubernetes::pruning`]: what is used of objects, read as a stream.
 //! - [`telemetry`]: the metrics of all modules, and their spans.
 //! - [`service`]: the cluster's state behind its lock, the clock, leadership.
 //! - [`listening`]: sockets of the addresses, and whom they answer.

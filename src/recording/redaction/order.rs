@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// Words that the core, or kube-scheduler, knows: hiding them would change what they mean, and they say nothing of a cluster's
 /// owner.
-const WORDS: [&str; 13] = [
+const WORDS: [&str; 12] = [
     "",
     "0.0.0.0",
     "SCTP",
@@ -17,7 +17,6 @@ const WORDS: [&str; 13] = [
     "ephemeral-storage",
     "false",
     "gpu.nvidia.com",
-    "kube-system",
     "memory",
     "metadata.name",
     "true",

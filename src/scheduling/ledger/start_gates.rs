@@ -20,7 +20,10 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
-/// All engines of a tenant together keep others from a GPU for so many times as long as one may, in an hour.
+/// In an hour the engines of a tenant that do not become ready keep others from a GPU for as long as its class lets one do, or for this
+/// long.
+const LEAST_SHARE: u64 = 600_000;
+/// And all of them together for so many times as long.
 const ALL_TOGETHER: u64 = 3;
 
 impl Ledger {
@@ -56,8 +59,7 @@ impl Ledger {
         gpus: &[GpuUuid],
     ) -> Option<Moment> {
         let Millis(taken) = self.gate_time_taken(demand, node, gpus);
-        let Millis(max) = self.policy.class(demand.class).start_gate.max;
-        let last = self.now + Millis(max.saturating_sub(taken));
+        let last = self.now + Millis(self.share(demand).saturating_sub(taken));
         until.map(|until| until.min(last)).filter(|until| *until > self.now)
     }
 
@@ -72,8 +74,11 @@ impl Ledger {
         let starter = starter(demand, &self.policy);
         let held = |node_state: &NodeState| node_state.starts().held(starter, gpus, self.now);
         let (failed, all) = self.node_states.get(node).map(held).unwrap_or_default();
-        let Millis(max) = self.policy.class(demand.class).start_gate.max;
-        failed.max(Millis(all.0.saturating_sub(max.saturating_mul(ALL_TOGETHER - 1))))
+        failed.max(Millis(all.0.saturating_sub(self.share(demand).saturating_mul(ALL_TOGETHER - 1))))
+    }
+
+    fn share(&self, demand: &Demand) -> u64 {
+        self.policy.class(demand.class).start_gate.max.0.max(LEAST_SHARE)
     }
 
     /// Whether a pod that is gone left for others, who may have had it evicted, and not for its own use.

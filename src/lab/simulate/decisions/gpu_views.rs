@@ -112,8 +112,10 @@ impl Record {
             true => self.spec(pod).charge(entry.hardware[gpu].capacity),
             false => 0,
         };
-        let beyond: u64 =
-            seen.attributed.iter().map(|(pod, bytes)| bytes.saturating_sub(granted(*pod))).sum();
+        let has = |(pod, bytes): &(u32, u64)| {
+            self.kept_by_departed(node, gpu, *pod).max(*bytes).saturating_sub(granted(*pod))
+        };
+        let beyond: u64 = seen.attributed.iter().map(has).sum();
         let believed = entry.rests[gpu].into_iter().min().unwrap_or_default();
         let least = if age == Age::Stale || seen.used.is_none() { margin } else { 0 };
         (beyond + believed).max(least)
@@ -127,7 +129,8 @@ impl Record {
         }
         let seen = entry.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
         let attributed = seen.into_iter().flat_map(|seen| &seen.attributed);
-        attributed.filter(|(pod, _)| !entry.here.contains(pod)).map(|(_, bytes)| bytes).sum()
+        let ended = attributed.filter(|(pod, _)| !entry.here.contains(pod));
+        ended.map(|(pod, bytes)| self.kept_by_departed(node, gpu, *pod).max(*bytes)).sum()
     }
 
     /// Whether a pod of a preemptible class may take no wholly free GPU now.

@@ -139,8 +139,8 @@ pub struct NodeRecord {
     pub(super) reading: Option<ReadingRecord>,
     /// What the last three readings left unexplained.
     pub(super) rests: [[u64; 3]; MOST_GPUS],
-    /// Pods that have ended here, and whose memory no later reading has shown to be free.
-    departed: Vec<(u32, u64)>,
+    /// Pods that have ended here, and whose memory no later reading has shown to be free: when, and on which GPUs they were.
+    departed: Vec<(u32, u64, Mask)>,
     /// Pods with a place or a reservation here.
     pub here: Vec<u32>,
     pub(super) views: Option<[GpuView; MOST_GPUS]>,
@@ -215,7 +215,7 @@ impl NodeRecord {
 
     /// Pods that have ended, and whose memory may be here.
     pub(super) fn departed_pods(&self) -> Vec<u32> {
-        self.departed.iter().map(|(pod, _)| *pod).collect()
+        self.departed.iter().map(|(pod, ..)| *pod).collect()
     }
 
     pub fn sampled(&self) -> u64 {
@@ -325,10 +325,11 @@ impl Record {
         if told == KnownState::Nothing {
             return;
         }
-        if let Some(Place { node, .. }) = told.place() {
+        if let Some(Place { node, gpus }) = told.place() {
             let (now, node) = (self.now, &mut self.nodes[usize::from(node)]);
             if node.reading.is_some() {
-                node.departed.push((pod, now));
+                node.departed.retain(|(departed, ..)| *departed != pod);
+                node.departed.push((pod, now, gpus));
             }
         }
         self.known.retain(|known| *known != pod);
@@ -381,7 +382,7 @@ impl Record {
         }
         let entry = &mut self.nodes[place];
         let shows = |pod: u32| shows(&reading, pod);
-        entry.departed.retain(|(pod, at)| reading.sampled < *at || shows(*pod));
+        entry.departed.retain(|(pod, at, _)| reading.sampled < *at || shows(*pod));
         (entry.reading, entry.views) = (Some(reading), None);
     }
 
@@ -408,15 +409,15 @@ impl Record {
             matches!(age, Age::Fresh | Age::Stale)
                 && entry.reading.as_ref().is_some_and(|reading| shows(reading, pod))
         };
-        let departed = entry.departed.iter().rev().find(|(departed, _)| *departed == pod);
-        departed.is_some_and(|(_, at)| age != Age::Unreported || self.now < at + FIRST_REPORT_WITHIN)
+        let departed = entry.departed.iter().rev().find(|(departed, ..)| *departed == pod);
+        departed.is_some_and(|(_, at, _)| age != Age::Unreported || self.now < at + FIRST_REPORT_WITHIN)
             || is_seen()
     }
 
     /// A reservation of before the core began names a victim that it does not know.
     pub fn note_missed(&mut self, node: u8, pod: u32) {
         let now = self.now;
-        self.nodes[usize::from(node)].departed.push((pod, now));
+        self.nodes[usize::from(node)].departed.push((pod, now, 0));
     }
 
     /// How far the node's reading may be believed.
@@ -434,13 +435,21 @@ impl Record {
         kept.place.gpus & !self.nodes[usize::from(kept.place.node)].listed == 0
     }
 
-    /// What the latest reading shows of a pod on a GPU.
+    /// What a pod that has ended, and that a reading still shows on a GPU, keeps of it: what it was granted there.
+    pub(super) fn kept_by_departed(&self, node: u8, gpu: usize, pod: u32) -> u64 {
+        let entry = &self.nodes[usize::from(node)];
+        let has_ended = |(departed, _, gpus): &(u32, u64, Mask)| *departed == pod && gpus >> gpu & 1 == 1;
+        let total = entry.hardware[gpu].total;
+        if entry.departed.iter().any(has_ended) { self.spec(pod).charge(total).min(total) } else { 0 }
+    }
+
+    /// What the latest reading shows of a pod on a GPU, or the pod keeps of it.
     pub fn attributed(&self, node: u8, gpu: usize, pod: u32) -> u64 {
         let reading = self.nodes[usize::from(node)].reading.as_ref();
         let seen = reading.and_then(|reading| reading.gpus[gpu].as_ref());
         let of_pod =
             |seen: &GpuReadingRecord| seen.attributed.iter().find(|(shown, _)| *shown == pod).copied();
-        seen.and_then(of_pod).map_or(0, |(_, bytes)| bytes)
+        seen.and_then(of_pod).map_or(0, |(_, bytes)| bytes.max(self.kept_by_departed(node, gpu, pod)))
     }
 
     /// Whether it is certain what the core knows of the node's GPUs.

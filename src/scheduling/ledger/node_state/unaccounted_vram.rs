@@ -125,7 +125,8 @@ impl NodeState {
         let reading = self.believed_reading();
         let observation = reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));
         let attributed = observation.into_iter().flat_map(|observation| &observation.attributed);
-        attributed.filter(|(uid, _)| self.resident_of(uid).is_none()).map(|(_, used)| *used).sum()
+        let ended = attributed.filter(|(uid, _)| self.resident_of(uid).is_none());
+        ended.map(|(uid, used)| self.kept_by_departed(uid, place).max(*used)).sum()
     }
 
     /// What is allocated to a pod on a GPU; nothing, if it is not charged there.
