@@ -25,7 +25,7 @@ pub struct ExtenderArgs<'a> {
     pub node_names: Option<Vec<WireName<'a>>>,
 }
 
-/// A pod of so many bytes is decoded at once, which takes less time: it cannot be beyond its bound.
+/// A pod of so many bytes is decoded at once, which takes less time: none that an API server accepts is beyond its bound.
 const SMALL_POD: usize = 2 << 10;
 
 /// A tenant's pod may be megabytes of what no verb reads.

@@ -49,7 +49,7 @@ coded! {
         "overuse" Overuse { granted: Bytes, used: Bytes },
             "Its processes use {used} of VRAM and it was granted {granted}, for longer than the policy allows."
             => ("Overuse", None);
-        /// It uses GPUs, was given none, and is in no namespace that sees all GPUs: whoever evicts checks that.
+        /// It uses GPUs, was given none, and its namespace may not see all GPUs.
         "ungranted" Ungranted { used: Bytes },
             "Its processes use {used} of VRAM of a node of Stowage's, and Stowage gave it no GPU."
             => ("Ungranted", None);

@@ -1,7 +1,7 @@
 //! Pods that use more VRAM than they were granted: by how much, since when, and what is due about it.
 //!
-//! The agents find them, and the ledger believes an agent once several fresh reports in a row say the same. Only pods that the
-//! ledger has bound to the agent's own node count, so an agent that lies fills no memory, and what it causes is bounded by the
+//! The agents find them, and the ledger believes an agent once several fresh reports in a row say the same. Only pods that are
+//! bound to the agent's own node count, so an agent that lies fills no memory, and what it causes is bounded by the
 //! eviction rates. A report without the pod, or a pause between two reports, starts the time again.
 
 use super::Ledger;

@@ -261,7 +261,7 @@ fn state(explanation: &Explanation) -> String {
             });
             let taken = gate_time_taken_millis.map_or(String::new(), |taken| {
                 format!(
-                    "; starts of its tenant have taken {} of the startGate.max that they have there in an hour",
+                    "; starts of its tenant have taken {} of what they may keep others from starting there in an hour",
                     length(taken)
                 )
             });
