@@ -185,3 +185,20 @@ fn what_one_has_used_up_is_nobody_elses_nor_of_another_gpu_and_comes_back() {
     cluster.show("later", "bad", &[0], Shown::Starting);
     assert!(cluster.closed()[0]);
 }
+
+/// As where a budget of its owner's forbids the eviction.
+#[test]
+fn an_engine_that_is_to_be_evicted_and_stays_takes_its_time_as_any_other() {
+    let (mut cluster, mut closed) = (two_gpus(), 0);
+    for n in 0..(HOUR - 1) / 200 {
+        let name = format!("stays-{n}");
+        cluster.show(&name, "bad", &[0], Shown::Starting);
+        for _ in 0..200 {
+            cluster.show(&name, "bad", &[0], Shown::Evicted);
+            closed += u64::from(cluster.closed()[0]);
+            cluster.pass(1);
+        }
+        cluster.release(&uid(&name));
+    }
+    assert!((100..=MAX + 60).contains(&closed), "{closed} s");
+}
