@@ -1,7 +1,7 @@
 //! A ledger to which random steps are applied, beside plain records of them. Its invariants are checked against those records.
 
 use super::step::*;
-use crate::ids::{GpuUuid, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::{
     AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
@@ -36,6 +36,8 @@ pub struct LedgerHistory {
     starting: BTreeMap<PodUid, Moment>,
     /// Pods on devices of a plugin, and their number of devices.
     on_devices: BTreeMap<PodUid, (u8, u32)>,
+    /// Pods that ended on a node of which something was reported: when, and what each had of which GPUs.
+    departed: BTreeMap<(NodeName, PodUid), (Moment, Vec<GpuUuid>, u64)>,
     /// By GPU: the unaccounted VRAM of each of its readings, the latest last.
     unaccounted: BTreeMap<GpuUuid, Vec<u64>>,
     /// The nodes as they were when a model was learned last.
@@ -53,6 +55,7 @@ impl LedgerHistory {
             promised: BTreeMap::new(),
             starting: BTreeMap::new(),
             on_devices: BTreeMap::new(),
+            departed: BTreeMap::new(),
             unaccounted: BTreeMap::new(),
             at_last_learning: Snapshot::default(),
         };
@@ -95,6 +98,7 @@ impl LedgerHistory {
                 self.ledger.forget(&uid(pod));
             }
             LedgerStep::Release(pod) => {
+                self.note_departed(pod);
                 self.ledger.release(&uid(pod));
                 self.forget(pod);
             }
@@ -185,6 +189,18 @@ impl LedgerHistory {
                 drop(ledger.take_packing_model(summarized));
             }
         }
+        // A node that is gone, with all its pods, is another when it comes back.
+        let ledger = &self.ledger;
+        self.departed.retain(|(node, _), _| ledger.node(node).is_some());
+    }
+
+    /// The pod ends where it is. As long as a reading shows it there, it keeps what it was granted.
+    fn note_departed(&mut self, pod: u8) {
+        let Some(entry) = self.ledger.pod_state(&uid(pod)) else { return };
+        let Some(node) = entry.node().filter(|node| self.ledger.reading(node).is_some()) else { return };
+        let granted = if entry.demand.sharing == Sharing::Exclusive { 100 } else { entry.demand.per_gpu.0 };
+        let devices = entry.devices().map_or(Vec::new(), |devices| devices.to_vec());
+        self.departed.insert((node.clone(), uid(pod)), (self.now, devices, granted));
     }
 
     fn observe_bound(&mut self, pod: u8, shown: Option<ObservedDisruptionInfo>) {
@@ -276,6 +292,9 @@ impl LedgerHistory {
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
             self.unaccounted.remove(gone);
         }
+        let shows = |pod: &PodUid| reading.gpus.iter().any(|gpu| gpu.attributed_to(pod).is_some());
+        self.departed
+            .retain(|(of, pod), (at, ..)| *of != node_name(node) || reading.sampled < *at || shows(pod));
         self.ledger.read(&node_name(node), reading.into());
     }
 
@@ -298,7 +317,8 @@ impl LedgerHistory {
         }
     }
 
-    /// `free = total − reserved − headroom − Σ max(allocated, attributed) − unaccounted`, for nodes whose reading is fresh.
+    /// `free = total − reserved − headroom − Σ max(allocated, attributed) − unaccounted`, for nodes whose reading is fresh. A pod
+    /// that has ended counts with all it had where it is attributed anything.
     pub fn check_free(&mut self) {
         let entries: Vec<(PodUid, PodState)> =
             self.ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
@@ -336,7 +356,11 @@ impl LedgerHistory {
                             .iter()
                             .find(|(other, _)| other == uid)
                             .map_or(0, |(_, e)| self.reserved(e, &device.uuid));
-                        reserved.max(seen.attributed_to(uid).unwrap_or_default().0)
+                        let kept = match self.departed.get(&(node.name.clone(), uid.clone())) {
+                            Some((_, devices, granted)) if devices.contains(&device.uuid) => *granted,
+                            _ => 0,
+                        };
+                        reserved.max(seen.attributed_to(uid).map_or(0, |attributed| attributed.0.max(kept)))
                     })
                     .sum();
                 let last = self.unaccounted.get(&device.uuid).map_or(&[][..], Vec::as_slice);
