@@ -5,8 +5,8 @@
 
 use peak_alloc::PeakAlloc;
 use std::fmt::Write as _;
-use stowage::scheduling::policy::{Expression, ExpressionError, ExpressionPod};
-use stowage::scheduling::vocabulary::classification::PodTraits;
+use stowage_scheduling::policy::{Expression, ExpressionError, ExpressionPod};
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -164,7 +164,7 @@ fn largest(labels: usize, text: usize) -> PodTraits {
         service_account: long.clone(),
         gpus: u32::MAX,
         priority: i32::MIN,
-        vram: stowage::units::Bytes(u64::MAX),
+        vram: stowage_scheduling::units::Bytes(u64::MAX),
         ..PodTraits::default()
     };
     pod.labels = (0..labels).map(|n| (format!("{n:063}"), "a".repeat(63))).collect();

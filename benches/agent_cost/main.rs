@@ -18,8 +18,8 @@ use cores::OneCore;
 use server::ServeProcess;
 use sink::Sink;
 use std::time::{Duration, Instant};
-use stowage::report::NodeReport;
-use stowage::units::Bytes;
+use stowage_report::NodeReport;
+use stowage_scheduling::units::Bytes;
 use world::{AgentHost, ENGINES};
 
 /// Reports that are not measured: meanwhile the agent lists its pods, finds the engines and scans for models.

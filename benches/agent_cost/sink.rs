@@ -5,7 +5,7 @@ use axum::body::Bytes;
 use axum::routing::post;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
-use stowage::report::NodeReport;
+use stowage_report::NodeReport;
 
 /// Longer than any start takes: an agent that says nothing for so long will not.
 const PATIENCE: Duration = Duration::from_secs(30);

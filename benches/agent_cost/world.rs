@@ -7,7 +7,7 @@ use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu};
 use serde_json::json;
 use std::fs::{create_dir_all, write};
 use std::path::{Path, PathBuf};
-use stowage::lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::ApiServer;
 
 pub const GPUS: usize = 8;
 pub const ENGINES: usize = GPUS;

@@ -1,8 +1,8 @@
 //! A GPU of the benches' clusters.
 
-use stowage::ids::{GpuModel, GpuUuid};
-use stowage::scheduling::vocabulary::gpu::{Device, Health};
-use stowage::units::Bytes;
+use stowage_scheduling::ids::{GpuModel, GpuUuid};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::gpu::{Device, Health};
 
 /// The one with that index of its node.
 pub fn h100(uuid: GpuUuid, index: usize, island: Option<u8>) -> Device {

@@ -2,18 +2,18 @@
 
 use crate::gpu::h100;
 use std::sync::Arc;
-use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::ledger::{ObservedPhase, PodObservation};
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::observe::{
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage_scheduling::ledger::{ObservedPhase, PodObservation};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::{
     DevicesReported, NodeObserved, PodObserved, PodReleased, ReadingReported,
 };
-use stowage::scheduling::verbs::tick::ClockAdvanced;
-use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
-use stowage::scheduling::vocabulary::node::NodeKind;
-use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use stowage::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::tick::ClockAdvanced;
+use stowage_scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 pub const GPUS: usize = 8;
 

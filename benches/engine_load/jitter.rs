@@ -3,16 +3,16 @@
 
 use super::fleet::{Fleet, GPUS, uid};
 use std::time::{Duration, Instant};
-use stowage::ids::PodKey;
-use stowage::lab::simulate::random::Random;
-use stowage::scheduling::ledger::ObservedWaiting;
-use stowage::scheduling::placing::score_cache::ScoreCache;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::verbs::filter::{FilterAsked, filter};
-use stowage::scheduling::verbs::request::VerbRequest;
-use stowage::scheduling::vocabulary::demand::Demand;
-use stowage::scheduling::vocabulary::node_reading::EngineLoad;
-use stowage::units::{Millis, Percent};
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Millis, Percent};
+use stowage_scheduling::verbs::filter::{FilterAsked, filter};
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 const NODES: usize = 1000;
 const SECONDS: u64 = 120;

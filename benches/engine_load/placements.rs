@@ -6,15 +6,15 @@
 
 use super::fleet::{Fleet, GPUS};
 use std::collections::BTreeMap;
-use stowage::lab::simulate::random::Random;
-use stowage::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-use stowage::scheduling::placing::snapshot::Snapshot;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::classification::ClassTerms;
-use stowage::scheduling::vocabulary::gpu::Gpu;
-use stowage::scheduling::vocabulary::node::Node;
-use stowage::scheduling::vocabulary::node_reading::EngineLoad;
-use stowage::units::{Millis, Percent};
+use stowage_scheduling::placing::rank::{ScheduleAttempt, shortlist};
+use stowage_scheduling::placing::snapshot::Snapshot;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Millis, Percent};
+use stowage_scheduling::vocabulary::classification::ClassTerms;
+use stowage_scheduling::vocabulary::gpu::Gpu;
+use stowage_scheduling::vocabulary::node::Node;
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 const NODES: usize = 24;
 const SECONDS: u64 = 1800;

@@ -48,7 +48,7 @@ fn main() {
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(&dump)
-            .env("RUST_LOG", "stowage::serve=info,error"),
+            .env("RUST_LOG", "stowage_server::serve=info,error"),
         &["the scheduler: http://", "agents: http://", "operators: http://"],
     );
     println!("{NODES} nodes, {connections} hostile connections to each address, {seconds} s each part");

@@ -12,25 +12,25 @@ use samples::Samples;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
-use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
-use stowage::scheduling::placing::learned::PackingModel;
-use stowage::scheduling::placing::rank;
-use stowage::scheduling::placing::rank::{ScheduleAttempt, Score, shortlist};
-use stowage::scheduling::placing::score_cache::ScoreCache;
-use stowage::scheduling::placing::snapshot::Snapshot;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::bind::BindAsked;
-use stowage::scheduling::verbs::binding::BindingWritten;
-use stowage::scheduling::verbs::observe::{DevicesReported, FreeHostKnown, NodeObserved, PodObserved};
-use stowage::scheduling::verbs::tick::PackingModelLearned;
-use stowage::scheduling::vocabulary::demand::{
+use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use stowage_scheduling::placing::learned::PackingModel;
+use stowage_scheduling::placing::rank;
+use stowage_scheduling::placing::rank::{ScheduleAttempt, Score, shortlist};
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::placing::snapshot::Snapshot;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::bind::BindAsked;
+use stowage_scheduling::verbs::binding::BindingWritten;
+use stowage_scheduling::verbs::observe::{DevicesReported, FreeHostKnown, NodeObserved, PodObserved};
+use stowage_scheduling::verbs::tick::PackingModelLearned;
+use stowage_scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
 };
-use stowage::scheduling::vocabulary::gpu::{Device, Health};
-use stowage::scheduling::vocabulary::node::{Node, NodeKind};
-use stowage::units::{Bytes, MilliCpu, Millis};
+use stowage_scheduling::vocabulary::gpu::{Device, Health};
+use stowage_scheduling::vocabulary::node::{Node, NodeKind};
 
 const GPUS: u32 = 8;
 const ROUNDS: usize = 300;

@@ -4,25 +4,25 @@
 use crate::gpu::h100;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use stowage::ids::{GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
-use stowage::lab::simulate::random::Random;
-use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use stowage::scheduling::policy::{EvictionRates, Policy};
-use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::observe::{
+use stowage_scheduling::ids::{GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use stowage_scheduling::policy::{EvictionRates, Policy};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::{
     BudgetObserved, DevicesReported, NodeObserved, PodObserved, ReadingReported,
 };
-use stowage::scheduling::verbs::tick::{ClockAdvanced, Tick};
-use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
-use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use stowage::scheduling::vocabulary::disruption_info::{
+use stowage_scheduling::verbs::tick::{ClockAdvanced, Tick};
+use stowage_scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use stowage_scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use stowage_scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
 };
-use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
-use stowage::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
-use stowage::scheduling::vocabulary::node::NodeKind;
-use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use stowage::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::label_selector::{Requirement, Selector};
+use stowage_scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 /// Nodes of the largest cluster.
 pub const LARGE: usize = 65_000;

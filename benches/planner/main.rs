@@ -6,7 +6,6 @@
 //! while fifty thousand wait, `-- beside` filter while they do, `-- preempt` the verb, `-- large` plans and the verb at 65,000
 //! nodes.
 
-#[cfg(feature = "service")]
 mod beside;
 mod cluster;
 #[path = "../common/gpu.rs"]
@@ -22,16 +21,16 @@ use cluster::FullCluster;
 use samples::Samples;
 use std::hint::black_box;
 use std::time::Instant;
-use stowage::ids::{NodeName, PodUid};
-use stowage::lab::simulate::random::Random;
-use stowage::scheduling::evicting::{
+use stowage_scheduling::evicting::{
     BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, VictimSet, cheapest, cheapest_among, seen,
 };
-use stowage::scheduling::ledger::{PotentialVictim, discharge};
-use stowage::scheduling::verbs::wait::{ReleaseReservation, Reserve};
-use stowage::scheduling::vocabulary::demand::Demand;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::units::{Bytes, Millis};
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::ledger::{PotentialVictim, discharge};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::verbs::wait::{ReleaseReservation, Reserve};
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 const DECISIONS: usize = 400;
 const COMPARISONS: usize = 100;
@@ -48,7 +47,6 @@ fn main() {
     let parts: &[BenchGroup] = &[
         ("copies", &[queues::time_copies]),
         ("limits", &[limits::time_limits]),
-        #[cfg(feature = "service")]
         ("beside", &[beside::time_filter_beside_planner]),
         ("preempt", &[preempt::time_preempt]),
         ("plans", &[time_decisions, compare_prices, queues::time_plans]),

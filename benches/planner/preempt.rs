@@ -3,15 +3,15 @@
 use crate::cluster::{FullCluster, LARGE};
 use crate::samples::Samples;
 use std::time::Instant;
-use stowage::ids::PodUid;
-use stowage::scheduling::kube_filters::Requirements;
-use stowage::scheduling::ledger::ObservedWaiting;
-use stowage::scheduling::verbs::preempt::{
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::kube_filters::Requirements;
+use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::verbs::preempt::{
     OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
 };
-use stowage::scheduling::verbs::request::VerbRequest;
-use stowage::scheduling::verbs::wait::ReleaseReservation;
-use stowage::units::Bytes;
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::wait::ReleaseReservation;
 
 const FIRST: usize = 40_000_000;
 const ROUNDS: usize = 100;

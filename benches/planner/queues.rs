@@ -5,11 +5,11 @@ use crate::cluster::{FullCluster, LARGE, Waits};
 use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stowage::ids::PodUid;
-use stowage::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
-use stowage::scheduling::planning::{PlanStep, plan};
-use stowage::scheduling::verbs::wait::TakePending;
-use stowage::units::{Bytes, MilliCpu};
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
+use stowage_scheduling::planning::{PlanStep, plan};
+use stowage_scheduling::units::{Bytes, MilliCpu};
+use stowage_scheduling::verbs::wait::TakePending;
 
 const FIRST: usize = 20_000_000;
 

@@ -6,13 +6,13 @@ use crate::node::{Caches, ReportingNode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage::extender::Extender;
-use stowage::extender::reports::{Sender, reports};
-use stowage::extender::request::RequestLimits;
-use stowage::kubernetes::dump::{Dump, DumpControlPlane};
-use stowage::kubernetes::index::ClusterIndex;
-use stowage::scheduling::policy::Policy;
-use stowage::service::Service;
+use stowage_scheduling::policy::Policy;
+use stowage_server::extender::Extender;
+use stowage_server::extender::reports::{Sender, reports};
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage_server::kubernetes::index::ClusterIndex;
+use stowage_server::service::Service;
 
 const ROUNDS: usize = 8;
 

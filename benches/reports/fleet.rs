@@ -4,7 +4,7 @@ use crate::node::{Caches, ReportingNode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use stowage::lab::simulate::random::Random;
+use stowage_scheduling::testkit::random::Random;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;

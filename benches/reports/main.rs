@@ -107,7 +107,7 @@ fn start_with(cores: &OneCore, dump: &Path, options: &[&str]) -> ServeProcess {
             .args(options)
             .arg("--cluster")
             .arg(dump)
-            .env("RUST_LOG", "stowage::serve=info,warn"),
+            .env("RUST_LOG", "stowage_server::serve=info,warn"),
         &["the scheduler: http://", "agents: http://", "operators: http://"],
     )
 }

@@ -3,9 +3,9 @@
 
 use crate::cluster::{GPUS, node_name, resident_on};
 use serde_json::json;
-use stowage::lab::simulate::random::Random;
-use stowage::report::NodeReport;
-use stowage::units::{Bytes, Millis};
+use stowage_report::NodeReport;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis};
 
 const MIB: u64 = 1 << 20;
 /// The VRAM that a CUDA context uses beyond its pod's allocation, and what a driver keeps.

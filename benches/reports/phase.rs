@@ -7,7 +7,7 @@ use crate::samples::Samples;
 use crate::server::ServeProcess;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use stowage::lab::simulate::random::Random;
+use stowage_scheduling::testkit::random::Random;
 
 /// A filter every 10 ms on average: as many pods a second as kube-scheduler placed at 1,000 nodes, and then some.
 const PACE_MICROS: u64 = 10_000;

@@ -179,7 +179,7 @@ impl Replica {
                 .arg(lead_with.flag())
                 .arg("--policy")
                 .arg(folder.path().join("policy.yaml"))
-                .env("RUST_LOG", "stowage::serve=info,warn"),
+                .env("RUST_LOG", "stowage_server::serve=info,warn"),
             &["the scheduler: http://", "agents: http://", "operators: http://"],
         );
         let replica = Self { process, api, _api_server: api_server, folder, world, lead_with };

@@ -10,7 +10,7 @@ use page::LINES;
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stowage::engine_metrics::{Engine, read};
+use stowage_report::engine_metrics::{Engine, read};
 
 /// Turns of each; the fastest counts, as the one the machine disturbed least.
 const TURNS: usize = 200;

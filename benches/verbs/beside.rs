@@ -154,7 +154,7 @@ impl Build {
                 .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
                 .args(["--admin", "127.0.0.1:0", "--cluster"])
                 .arg(dump)
-                .env("RUST_LOG", "stowage::serve=info,warn"),
+                .env("RUST_LOG", "stowage_server::serve=info,warn"),
             &["the scheduler: http://"],
         );
         Self {

@@ -11,11 +11,11 @@ use crate::{ROUNDS, WARM_UP, extender};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use stowage::extender::wire::ExtenderArgs;
-use stowage::extender::{Extender, filter};
-use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::classification::PodTraits;
+use stowage_policy_file::{SourceText, load};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::vocabulary::classification::PodTraits;
+use stowage_server::extender::wire::ExtenderArgs;
+use stowage_server::extender::{Extender, filter};
 
 const CLASSES: usize = 50;
 /// Kinds of pods: each class has five of its own.

@@ -7,10 +7,10 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
 use std::hint::black_box;
-use stowage::extender::request::{RequestLimits, json, parse, read_body};
-use stowage::extender::server::accept::{self, ServedAddress};
-use stowage::extender::wire::{BindingArgs, ExtenderArgs};
-use stowage::telemetry::Metrics;
+use stowage_server::extender::request::{RequestLimits, json, parse, read_body};
+use stowage_server::extender::server::accept::{self, ServedAddress};
+use stowage_server::extender::wire::{BindingArgs, ExtenderArgs};
+use stowage_telemetry::Metrics;
 use tokio_util::sync::CancellationToken;
 
 /// Serves the floor until killed, on the same HTTP stack and as many threads as `stowage serve`.

@@ -33,13 +33,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Instant;
-use stowage::extender::request::RequestLimits;
-use stowage::extender::wire::{BindingArgs, ExtenderArgs};
-use stowage::extender::{Extender, bind, filter, prioritize};
-use stowage::kubernetes::dump::{Dump, DumpControlPlane};
-use stowage::kubernetes::index::ClusterIndex;
-use stowage::scheduling::policy::Policy;
-use stowage::service::Service;
+use stowage_scheduling::policy::Policy;
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::wire::{BindingArgs, ExtenderArgs};
+use stowage_server::extender::{Extender, bind, filter, prioritize};
+use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage_server::kubernetes::index::ClusterIndex;
+use stowage_server::service::Service;
 
 /// Enough that p99 stands on twenty requests.
 const ROUNDS: usize = 2000;
@@ -162,7 +162,7 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize,
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
-            .env("RUST_LOG", "stowage::serve=info,warn"),
+            .env("RUST_LOG", "stowage_server::serve=info,warn"),
         &["the scheduler: http://"],
     );
     let this = std::env::current_exe().expect("this program has a path");

@@ -7,10 +7,10 @@ use crate::samples::Samples;
 use crate::server::cpu_of_threads;
 use crate::{ROUNDS, WARM_UP, extender};
 use std::time::{Duration, Instant};
-use stowage::extender::wire::{BindingArgs, ExtenderArgs};
-use stowage::extender::{Extender, bind, filter, prioritize};
-use stowage::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
-use stowage::scheduling::policy::Policy;
+use stowage_scheduling::policy::Policy;
+use stowage_server::extender::wire::{BindingArgs, ExtenderArgs};
+use stowage_server::extender::{Extender, bind, filter, prioritize};
+use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
 const CHECKPOINTS: usize = 20;

@@ -13,31 +13,31 @@ use made::{bind, device, epoch, pod, sleeping};
 use replica::{FuzzedEvent, FuzzedReplica};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
-use stowage::ids::{NodeName, PodUid};
-use stowage::kubernetes::objects;
-use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::audit::ledger::{Violation, audit};
-use stowage::scheduling::evicting::{BudgetRules, cheapest_victims};
-use stowage::scheduling::ledger::ObservedWaiting;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
-use stowage::scheduling::verbs::binding::{BindingFailed, BindingWritten};
-use stowage::scheduling::verbs::filter::{FilterAnswer, FilterAsked, FilterDecided};
-use stowage::scheduling::verbs::observe::{
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_kubernetes_objects as objects;
+use stowage_policy_file::{SourceText, load};
+use stowage_scheduling::audit::ledger::{Violation, audit};
+use stowage_scheduling::evicting::{BudgetRules, cheapest_victims};
+use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage_scheduling::verbs::binding::{BindingFailed, BindingWritten};
+use stowage_scheduling::verbs::filter::{FilterAnswer, FilterAsked, FilterDecided};
+use stowage_scheduling::verbs::observe::{
     BudgetDeleted, BudgetObserved, NodeDeleted, PodReleased, ReadingReported,
 };
-use stowage::scheduling::verbs::request::VerbRequest;
-use stowage::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick};
-use stowage::scheduling::verbs::wait::{ReleaseReservation, Reserve, TakeUnknownReservations};
-use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use stowage::scheduling::vocabulary::gpu::{Device, GpuSet};
-use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
-use stowage::scheduling::vocabulary::model_tier::NodeModelSet;
-use stowage::scheduling::vocabulary::node::NodeIdentity;
-use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::units::{Bytes, Millis, Moment, Percent};
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick};
+use stowage_scheduling::verbs::wait::{ReleaseReservation, Reserve, TakeUnknownReservations};
+use stowage_scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use stowage_scheduling::vocabulary::gpu::{Device, GpuSet};
+use stowage_scheduling::vocabulary::label_selector::{Requirement, Selector};
+use stowage_scheduling::vocabulary::model_tier::NodeModelSet;
+use stowage_scheduling::vocabulary::node::NodeIdentity;
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 
 type ApiPod = k8s_openapi::api::core::v1::Pod;
 

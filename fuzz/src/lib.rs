@@ -14,26 +14,26 @@ pub use ledger::ledger;
 pub use recording::recording;
 pub use reload::{reload, report};
 
-use stowage::scheduling::policy::Policy;
-use stowage::units::{Bytes, MilliCpu, Millis};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
 
 /// A small world and a sequence of steps at the core's entry point, as the bytes draw them: every answer is right. The same
 /// driver plays seeds (`stowage simulate decisions`).
 pub fn decisions(data: &[u8]) {
-    let result = stowage::lab::simulate::decisions::play_bytes(data);
+    let result = stowage_lab::simulate::decisions::play_bytes(data);
     assert_eq!(result.broken, None);
 }
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
 pub fn wire(data: &[u8]) {
-    use stowage::extender::reports::validate;
-    use stowage::extender::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
-    use stowage::report::NodeReport;
+    use stowage_server::extender::reports::validate;
+    use stowage_server::extender::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
+    use stowage_report::NodeReport;
     if let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(data) {
         let policy = Policy::default();
-        let _ = stowage::kubernetes::objects::identity(&args.pod);
-        let _ = stowage::kubernetes::objects::demand(&args.pod, &policy);
-        let _ = stowage::kubernetes::objects::observation(&args.pod, &policy, None, Default::default());
+        let _ = stowage_kubernetes_objects::identity(&args.pod);
+        let _ = stowage_kubernetes_objects::demand(&args.pod, &policy);
+        let _ = stowage_kubernetes_objects::observation(&args.pod, &policy, None, Default::default());
         if let Some(Ok(nodes)) = args.asked_nodes() {
             assert_eq!(nodes.names().count(), nodes.len());
         }
@@ -51,7 +51,7 @@ pub fn wire(data: &[u8]) {
 /// A policy file: it is parsed, or every error is reported at a position within it; a parsed policy classifies every pod, the
 /// most hostile ones too, and the same text always means the same.
 pub fn policy(data: &[u8]) {
-    use stowage::policy_file::{SourceText, load};
+    use stowage_policy_file::{SourceText, load};
     let files = [SourceText::new("policy.yaml", data)];
     match (load(&files), load(&files)) {
         (Ok(loaded), Ok(again)) => {
@@ -92,7 +92,7 @@ pub fn quantity(data: &[u8]) {
 
 /// An engine's metrics page, after one byte that chooses the declared engine: whatever the page says, the figures are possible.
 pub fn engine_page(data: &[u8]) {
-    use stowage::engine_metrics::{Engine, read};
+    use stowage_report::engine_metrics::{Engine, read};
     let Some((&soft_reservation, page)) = data.split_first() else { return };
     let Ok(figures) = read(page, Engine::ALL.get(usize::from(soft_reservation)).copied()) else { return };
     assert!(figures.kv_cache_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");

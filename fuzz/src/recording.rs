@@ -2,16 +2,16 @@
 
 use crate::small_cluster::{self, NOW};
 use std::sync::{Arc, LazyLock};
-use stowage::recording::answer::{Answer, Asked, Decision, KeptAnswer};
-use stowage::recording::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
-use stowage::recording::frame::{self, FRAME_BYTES};
-use stowage::recording::read::{ReadError, Reader};
-use stowage::recording::replay::Replay;
-use stowage::recording::write::SegmentWriter;
-use stowage::scheduling::placing::score_cache::ScoreCache;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::verbs::filter::{FilterAsked, filter};
-use stowage::scheduling::verbs::{Cluster, Input};
+use stowage_recording::answer::{Answer, Asked, Decision, KeptAnswer};
+use stowage_recording::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
+use stowage_recording::frame::{self, FRAME_BYTES};
+use stowage_recording::read::{ReadError, Reader};
+use stowage_recording::replay::Replay;
+use stowage_recording::write::SegmentWriter;
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::verbs::filter::{FilterAsked, filter};
+use stowage_scheduling::verbs::{Cluster, Input};
 
 /// A sound recording, and its text.
 static SOUND: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {

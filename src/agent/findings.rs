@@ -3,10 +3,10 @@
 //! Nothing is corrected here. The extender decides what a finding means.
 
 use super::pods::PodOnNode;
-use crate::ids::{GpuUuid, PodUid};
-use crate::report::{GpuReport, ReportFinding, UnrecordedPod};
-use crate::units::Bytes;
 use std::collections::BTreeMap;
+use stowage_report::{GpuReport, ReportFinding, UnrecordedPod};
+use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::units::Bytes;
 
 /// What a process has on a GPU beyond its engine's request: the CUDA context and its kernels. Half a GiB is usual, and the
 /// headroom of every GPU covers it.
@@ -85,8 +85,8 @@ fn over_grant(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>) -> Option<Report
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::PodKey;
     use serde_json::json;
+    use stowage_scheduling::ids::PodKey;
 
     fn pod(devices: &[&str], granted_gib: u64) -> PodOnNode {
         PodOnNode {

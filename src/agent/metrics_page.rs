@@ -5,10 +5,6 @@
 
 use super::nvml::GpuSensors;
 use super::publish::{PublishOutcome, PublishState};
-use crate::listening;
-use crate::report::NodeReport;
-use crate::telemetry::agent::AgentMetrics;
-use crate::telemetry::scrape::CONTENT_TYPE;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -19,6 +15,10 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use stowage_report::NodeReport;
+use stowage_telemetry::agent::AgentMetrics;
+use stowage_telemetry::listening;
+use stowage_telemetry::scrape::CONTENT_TYPE;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tracing::debug;
@@ -125,7 +125,7 @@ async fn one_request(stream: TcpStream, router: Router) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::publish::ReplicaState;
+    use crate::publish::ReplicaState;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     async fn started() -> (std::net::SocketAddr, Arc<MetricsPage>) {

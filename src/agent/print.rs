@@ -1,18 +1,18 @@
 //! Prints a report as tables.
 
 use super::pods::PodOnNode;
-use crate::ids::PodUid;
-use crate::report::{
-    EngineReport, EngineState, GpuReport, MissingPart, ModelReport, NodeReport, ProcessReport, ReportFinding,
-    ReportPart,
-};
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::model_tier::ModelTier;
-use crate::units::{Bytes, Millis};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use stowage_report::{
+    EngineReport, EngineState, GpuReport, MissingPart, ModelReport, NodeReport, ProcessReport, ReportFinding,
+    ReportPart,
+};
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
 
 /// The report, with the names of pods in place of their UIDs.
 pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
@@ -178,8 +178,9 @@ fn tier(tier: ModelTier) -> &'static str {
 }
 
 fn finding_line(finding: &ReportFinding, names: &Names<'_>) -> String {
-    let list =
-        |uuids: &[crate::ids::GpuUuid]| uuids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let list = |uuids: &[stowage_scheduling::ids::GpuUuid]| {
+        uuids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    };
     match finding {
         ReportFinding::Drift { pod, recorded, actual } => {
             format!("{} was given {} and runs on {}", pod_name(pod, names), list(recorded), list(actual))

@@ -11,11 +11,11 @@ use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
 use super::ownership::dual_pods::give_to_requesters;
 use super::pods::{PodOnNode, PodSource};
-use crate::ids::NodeName;
-use crate::report::{GpuReport, MissingPart, NodeReport, ReportPart};
-use crate::units::Millis;
 use std::io;
 use std::time::{Duration, Instant};
+use stowage_report::{GpuReport, MissingPart, NodeReport, ReportPart};
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::units::Millis;
 
 /// NVML answers in milliseconds; the report does not wait for a driver that takes longer.
 const GPU_PATIENCE: Duration = Duration::from_millis(300);

@@ -7,7 +7,6 @@
 
 use super::ownership::cgroup::{Cgroups, ProcessOwner};
 use super::pods::PodOnNode;
-use crate::ids::{GpuUuid, PodUid};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use std::fs::Permissions;
@@ -15,6 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stowage_scheduling::ids::{GpuUuid, PodUid};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;

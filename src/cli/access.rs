@@ -3,8 +3,6 @@
 
 use super::cluster_credentials::{ClusterCredentials, SERVER_NAME};
 use super::standard_input::is_standard_input;
-use crate::agent::publish::Destination;
-use crate::agent::publish::trust::{Trust, authorization, bearer};
 use anyhow::{Context, Result};
 use clap::Args;
 use http::HeaderValue;
@@ -13,6 +11,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::path::PathBuf;
+use stowage_agent::publish::Destination;
+use stowage_telemetry::trust::{Trust, authorization, bearer};
 
 #[derive(Debug, Args)]
 pub struct AccessArgs {

@@ -1,12 +1,12 @@
 //! The part of `stowage serve`'s command line about the operators' address and access to it.
 
-use crate::extender::tls::ServerFiles;
-use crate::serve::{AdminOptions, AdminTls};
-use crate::telemetry::devices::GpuSeries;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use stowage_server::extender::tls::ServerFiles;
+use stowage_server::serve::{AdminOptions, AdminTls};
+use stowage_telemetry::devices::GpuSeries;
 
 #[derive(Debug, Args)]
 pub struct AdminArgs {

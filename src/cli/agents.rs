@@ -1,15 +1,15 @@
 //! The part of `stowage serve`'s command line about the agents' address and access to it.
 
 use super::duration;
-use crate::extender::tls::ServerFiles;
-use crate::kubernetes::AgentAccount;
-use crate::kubernetes::certificates::{self, CertificateOptions, CertificateSettings, ObjectName};
-use crate::serve::{AgentsOptions, AgentsTls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use stowage_server::extender::tls::ServerFiles;
+use stowage_server::kubernetes::AgentAccount;
+use stowage_server::kubernetes::certificates::{self, CertificateOptions, CertificateSettings, ObjectName};
+use stowage_server::serve::{AgentsOptions, AgentsTls};
 
 #[derive(Debug, Args)]
 pub struct AgentsArgs {

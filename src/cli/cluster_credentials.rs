@@ -2,10 +2,6 @@
 //! cluster. A kubeconfig with only a client certificate has no token to show; the API server issues one for the shipped account
 //! of viewers then.
 
-use crate::agent::publish::trust::Trust;
-use crate::kubernetes::connect::{self, ConnectError};
-use crate::kubernetes::port::WriteTimes;
-use crate::kubernetes::pruning::Answers;
 use anyhow::{Context, Result, anyhow};
 use http::{HeaderValue, Request, Response, header};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
@@ -14,6 +10,10 @@ use kube::api::PostParams;
 use kube::client::{Body, ConfigExt};
 use kube::{Api, Client, Config};
 use std::path::Path;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_kubernetes_objects::pruning::Answers;
+use stowage_server::kubernetes::connect::{self, ConnectError};
+use stowage_telemetry::trust::Trust;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 
 /// Of the shipped manifests.

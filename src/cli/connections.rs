@@ -1,9 +1,9 @@
 //! The part of `stowage serve`'s command line about connections: how many are allowed, and how long each step may take.
 
 use super::duration;
-use crate::extender::server::limits::ConnectionLimits;
 use clap::Args;
 use std::time::Duration;
+use stowage_server::extender::server::limits::ConnectionLimits;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connections")]

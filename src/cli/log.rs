@@ -1,8 +1,8 @@
 //! The log on standard error, and its format.
 
-use crate::telemetry::wants_no_color;
 use clap::{Args, ValueEnum};
 use std::io::IsTerminal;
+use stowage_telemetry::wants_no_color;
 use tracing_subscriber::EnvFilter;
 
 #[derive(Debug, Default, Args)]

@@ -31,17 +31,6 @@ mod ui;
 mod uninstall;
 mod wait_turn;
 
-use crate::build_info;
-use crate::extender::request::RequestLimits;
-use crate::extender::tls::TlsFiles;
-use crate::kubernetes;
-use crate::kubernetes::port::WriteTimes;
-use crate::kubernetes::{LeadWith, LeaseName};
-#[cfg(feature = "lab")]
-use crate::lab::demo::{self, Show};
-use crate::policy_file::format;
-use crate::report::NodeReport;
-use crate::serve::{self, AgentsTls, ClusterSource, ServeOptions};
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
@@ -69,6 +58,17 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use stowage_kubernetes_objects::port::WriteTimes;
+#[cfg(feature = "lab")]
+use stowage_lab::demo::{self, Show};
+use stowage_policy_file::format;
+use stowage_report::NodeReport;
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::tls::TlsFiles;
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::{LeadWith, LeaseName};
+use stowage_server::serve::{self, AgentsTls, ClusterSource, ServeOptions};
+use stowage_telemetry::build_info;
 use top::TopArgs;
 use traces::TraceArgs;
 use ui::UiArgs;

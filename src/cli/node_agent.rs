@@ -2,24 +2,24 @@
 
 use super::duration;
 use super::log::LogArgs;
-use crate::agent::models::images::NodeImages;
-use crate::agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
-use crate::agent::nvml::{Nvml, NvmlOptions};
-use crate::agent::ownership::Owners;
-use crate::agent::pods::watched::WatchedPods;
-use crate::agent::pods::{NoPods, PodSource};
-use crate::agent::publish::{Destination, Publisher};
-use crate::agent::run::{self, AgentOptions, Print};
-use crate::ids::NodeName;
-use crate::kubernetes;
-use crate::kubernetes::port::WriteTimes;
-use crate::listening;
-use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
+use stowage_agent::models::images::NodeImages;
+use stowage_agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
+use stowage_agent::nvml::{Nvml, NvmlOptions};
+use stowage_agent::ownership::Owners;
+use stowage_agent::pods::watched::WatchedPods;
+use stowage_agent::pods::{NoPods, PodSource};
+use stowage_agent::publish::{Destination, Publisher};
+use stowage_agent::run::{self, AgentOptions, Print};
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::units::Bytes;
+use stowage_server::kubernetes;
+use stowage_telemetry::listening;
 
 #[derive(Debug, Args)]
 #[command(after_help = super::EXIT_CODES_OF_AGENT)]

@@ -1,8 +1,8 @@
 //! The pod that a command is about: `NAME`, `pod/NAME` or `NAMESPACE/NAME`, with `-n` as kubectl has it.
 
-use crate::ids::PodKey;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use stowage_scheduling::ids::PodKey;
 
 #[derive(Debug, Args)]
 pub struct PodArgument {

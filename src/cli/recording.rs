@@ -1,10 +1,10 @@
 //! The part of `stowage serve`'s command line about the flight recorder.
 
 use super::duration;
-use crate::flight_recorder::{RecordOptions, RingLimits};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
+use stowage_server::flight_recorder::{RecordOptions, RingLimits};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Flight recorder")]

@@ -1,11 +1,11 @@
 //! The part of `stowage serve`'s command line about the policy: its files, and the pod on which Events about it are recorded.
 
-use crate::ids::{PodKey, PodUid};
-use crate::policy_watch::OwnPod;
-use crate::serve::PolicyOptions;
 use anyhow::{Context, Result};
 use clap::Args;
 use std::path::PathBuf;
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_server::policy_watch::OwnPod;
+use stowage_server::serve::PolicyOptions;
 
 #[derive(Debug, Args)]
 pub struct ServePolicyArgs {

@@ -1,11 +1,11 @@
 //! The part of `stowage serve`'s command line about OpenTelemetry: where spans go, by flags or by the variables that OpenTelemetry
 //! names.
 
-use crate::serve::TraceOptions;
 use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 use http::Uri;
 use std::path::PathBuf;
+use stowage_server::serve::TraceOptions;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Traces")]

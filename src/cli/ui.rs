@@ -7,8 +7,6 @@
 
 use super::access::AccessArgs;
 use super::address;
-use crate::extender::server::accept::{self, ServedAddress};
-use crate::telemetry::Metrics;
 use anyhow::{Context, Result, bail};
 use axum::Router;
 use axum::body::Body;
@@ -27,6 +25,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stowage_server::extender::server::accept::{self, ServedAddress};
+use stowage_telemetry::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;

@@ -3,16 +3,16 @@
 //! Exit codes: 0 if nothing is left to be taken off (with `--dry-run`: even if there is), 1 otherwise.
 
 use crate::cli::note;
-use crate::kubernetes;
-use crate::kubernetes::port::WriteTimes;
-use crate::kubernetes::uninstall::{self, Failure, Leftovers};
-use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_scheduling::units::plural;
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::uninstall::{self, Failure, Leftovers};
 
 const EXIT_CODES: &str = "Exit codes: 0 if nothing is left (with --dry-run: even if something is), 1 if something is, 2 for invalid \
                           arguments.";
@@ -107,8 +107,8 @@ fn by_namespace(counts: &BTreeMap<String, usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::NodeName;
-    use crate::kubernetes::uninstall::FoundLease;
+    use stowage_scheduling::ids::NodeName;
+    use stowage_server::kubernetes::uninstall::FoundLease;
 
     #[test]
     fn an_empty_cluster_needs_one_line() {

@@ -1,11 +1,11 @@
 //! `stowage wait-turn`: what an init container runs before its pod's engine starts.
 
 use super::{duration, note};
-use crate::agent::turns;
 use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use stowage_agent::turns;
 
 const EXIT_CODES: &str =
     "Exit codes: 0, with or without a turn: nothing that fails here holds a pod; 2 for invalid arguments.";

@@ -1,4 +1,4 @@
-//! The grammar of single values: quantities ([`text`](crate::units::text)), names, MIG profiles, CEL. One function parses each,
+//! The grammar of single values: quantities ([`text`](stowage_scheduling::units::text)), names, MIG profiles, CEL. One function parses each,
 //! for the check of a file and for the conversion, so a value that passes the check cannot fail afterwards.
 //!
 //! Nothing here knows where a value is or what it is for.
@@ -6,13 +6,13 @@
 pub mod mig;
 mod names;
 
-pub use crate::units::text::{
+pub use stowage_scheduling::units::text::{
     Malformed, duration, duration_text, percent, quantity, quantity_text, speed, speed_text,
 };
 
 use super::nearest::nearest;
-use crate::scheduling::policy::window::DayRange;
-use crate::scheduling::policy::{Expression, ExpressionError, TimeOfDay};
+use stowage_scheduling::policy::window::DayRange;
+use stowage_scheduling::policy::{Expression, TimeOfDay};
 
 /// The kind of a text. The name is the `format` keyword of the JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,19 +45,6 @@ pub enum TextFormat {
     Timestamp,
     /// A part of a GPU model's name.
     GpuModel,
-}
-
-impl From<ExpressionError> for Malformed {
-    fn from(error: ExpressionError) -> Self {
-        // The parser's list of expected tokens is long and not helpful.
-        let is = error.message.split(" expecting ").next().unwrap_or_default().to_owned();
-        let words = ["'and'", "'or'", "'not'"];
-        let help = match words.iter().any(|word| is.contains(word)) {
-            true => "CEL writes `&&` for and, `||` for or, `!` for not".into(),
-            false => error.help,
-        };
-        Self { at: Some(error.at), is, help }
-    }
 }
 
 impl TextFormat {

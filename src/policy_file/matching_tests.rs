@@ -2,7 +2,7 @@
 //! of them.
 
 use super::*;
-use crate::scheduling::vocabulary::classification::PodTraits;
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 fn codes(text: &str) -> Vec<&'static str> {
     match load(&[SourceText::new("policy.yaml", text)]) {

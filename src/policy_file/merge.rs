@@ -135,9 +135,9 @@ fn find_twins(merged: &YamlNode, conflicts: &mut Vec<Diagnostic>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy_file::shape::SHAPES;
-    use crate::policy_file::source::FileId;
-    use crate::policy_file::tree;
+    use crate::shape::SHAPES;
+    use crate::source::FileId;
+    use crate::tree;
 
     fn merged(files: &[&str]) -> (YamlNode, Vec<Diagnostic>) {
         let read = |(index, text): (usize, &&str)| tree::read(text.as_bytes(), FileId::at(index), &mut 100).0;

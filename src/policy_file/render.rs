@@ -2,13 +2,13 @@
 //! written.
 
 use super::parse::{MILLI, UNBOUNDED};
-use crate::policy_file::file::{
+use crate::file::{
     self, AmountSpec, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, PoolCapacitySpec,
 };
-use crate::scheduling::policy::{Class, Policy, Pool, Tenant};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::units::Bytes;
 use std::collections::BTreeMap;
+use stowage_scheduling::policy::{Class, Policy, Pool, Tenant};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::cluster_share::TenantUsage;
 
 /// Parsing it gives the same policy.
 pub fn render(policy: &Policy) -> file::PolicySpec<Class> {

@@ -6,16 +6,16 @@ use super::format::{TextFormat, duration_text, quantity_text, speed_text};
 use super::parse::{Draft, render};
 use super::shape::{Field, Needed, SHAPES, SchemaShape};
 use super::{digest, file};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::units::{Bytes, Millis};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeSet;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::classification::PodTraits;
+use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// Names of the built-in classes, so that a class can name another.
 const NAMES: [&str; 4] = ["dedicated", "opportunistic", "batch", "serving"];

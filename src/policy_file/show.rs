@@ -3,8 +3,8 @@
 use super::parse::render;
 use super::source::PolicySources;
 use super::tree::{Atom, MAX_NODES, Scalar, Style, Value, YamlNode, read};
-use crate::policy_file::source::FileId;
-use crate::scheduling::policy::Policy;
+use crate::source::FileId;
+use stowage_scheduling::policy::Policy;
 
 /// Column of the comments, if the value is short enough.
 const COLUMN: usize = 44;

@@ -45,7 +45,7 @@ fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one()
     }
     assert_eq!(
         loaded(&["mode: shadow\n---\n# nothing more\n"]).policy.mode,
-        crate::scheduling::policy::Mode::Shadow
+        stowage_scheduling::policy::Mode::Shadow
     );
     for text in ["{}", "--- {}\n"] {
         assert_eq!(loaded(&[text]).policy.digest, loaded(&[]).policy.digest, "{text:?}");

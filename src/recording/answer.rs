@@ -3,21 +3,21 @@
 //!
 //! The order of the names in a request changes nothing of its answer, and kube-scheduler sends them in any; so it is not kept.
 
-use crate::ids::NodeName;
-use crate::scheduling::evicting::VictimSet;
-use crate::scheduling::ledger::AssumeConflict;
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
-use crate::scheduling::verbs::bind::BindAnswer;
-use crate::scheduling::verbs::preempt::PreemptDecision;
-use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::placement::Placement;
 use rustc_hash::FxHasher;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use stowage_scheduling::evicting::VictimSet;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::ledger::AssumeConflict;
+use stowage_scheduling::placing::fit::Misfit;
+use stowage_scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
+use stowage_scheduling::verbs::bind::BindAnswer;
+use stowage_scheduling::verbs::preempt::PreemptDecision;
+use stowage_scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
+use stowage_scheduling::vocabulary::placement::Placement;
 
 /// The input by which a verb was asked, and what the cluster was then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,9 +1,9 @@
 //! What a segment says: its header, and its entries in order.
 
 use super::answer::Answer;
-use crate::scheduling::verbs::{ClusterState, Input};
-use crate::units::Moment;
 use serde::{Deserialize, Serialize};
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::{ClusterState, Input};
 
 /// The first line of a segment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! The figures of a node's reading, apart from what they are figures of. A report each second names the same GPUs, pods and models
 //! in each; what changes are some numbers. A recording has those as differences from the reading before.
 
-use crate::scheduling::vocabulary::node_reading::{GpuReading, NodeReading};
-use crate::units::{Bytes, Moment, Percent};
+use stowage_scheduling::units::{Bytes, Moment, Percent};
+use stowage_scheduling::vocabulary::node_reading::{GpuReading, NodeReading};
 
 /// A reading's times come first: of most readings nothing else changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,9 +115,9 @@ fn known(figure: Option<u64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{GpuUuid, PodUid};
-    use crate::scheduling::vocabulary::node_reading::EngineLoad;
     use proptest::prelude::*;
+    use stowage_scheduling::ids::{GpuUuid, PodUid};
+    use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
     /// Two pods on one GPU, one of them with requests in flight.
     fn reading(used: Option<u64>, attributed: [u64; 2], load: EngineLoad, in_flight: u32) -> NodeReading {

@@ -11,16 +11,21 @@ use super::read::{Part, ReadError, Reader};
 use super::replay::{Replay, ReplayError};
 use super::whole_entries::copy_whole_entries;
 use super::write::SegmentWriter;
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::policy::PackingPolicy;
-use crate::scheduling::testkit::lending;
-use crate::scheduling::verbs::filter::filter;
-use crate::scheduling::verbs::proptests::taken_inputs;
-use crate::scheduling::verbs::{Cluster, Input};
-use crate::units::Moment;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::sync::Arc;
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::policy::PackingPolicy;
+use stowage_scheduling::testkit::lending;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::filter::filter;
+use stowage_scheduling::verbs::histories;
+use stowage_scheduling::verbs::{Cluster, Input};
+
+/// Inputs that the core took of a history.
+pub(super) fn taken_inputs(most: usize) -> impl Strategy<Value = Vec<String>> {
+    prop::collection::vec(any::<u64>(), 1..most).prop_map(|words| histories::taken_inputs(&words))
+}
 
 pub(super) fn header() -> SegmentHeader {
     SegmentHeader { stowage: "0.0.0".into(), wall_ms: 1_700_000_000_000, began: Moment(7) }

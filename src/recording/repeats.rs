@@ -4,14 +4,14 @@
 use super::answer::Answer;
 use super::entry::{Checkpoint, Entry, Numbered};
 use super::figures::{self, Figures};
-use crate::ids::NodeName;
-use crate::scheduling::verbs::Input;
-use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::units::Moment;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::Input;
+use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
+use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
 /// An entry as a segment has it, a line each.
 #[derive(Debug, Clone, Serialize, Deserialize)]

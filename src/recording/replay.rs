@@ -11,14 +11,14 @@ mod open_questions;
 use super::answer::{Answer, KeptAnswer};
 use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
 use super::read::Part;
-use crate::ids::PodKey;
-use crate::scheduling::ledger::LoadError;
-use crate::scheduling::verbs::tick::ClockAdvanced;
-use crate::scheduling::verbs::{Cluster, Input};
-use crate::units::Moment;
 use difference::first_difference;
 use open_questions::OpenQuestions;
 use serde::Serialize;
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::ledger::LoadError;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::tick::ClockAdvanced;
+use stowage_scheduling::verbs::{Cluster, Input};
 
 /// A replay in progress. Feed it a recording's parts in order.
 #[derive(Debug, Default)]

@@ -113,7 +113,7 @@ impl<W: Write> Write for Frames<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::frame::{FrameHead, HEAD_BYTES};
+    use crate::frame::{FrameHead, HEAD_BYTES};
 
     /// The text of frames, and whether the last of them ends with the end of an entry.
     fn text_of(mut bytes: &[u8]) -> (Vec<u8>, bool) {

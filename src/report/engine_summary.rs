@@ -1,9 +1,9 @@
 //! What of an engine's report is read again and again after it came: by every scrape, and whenever replicas are counted.
 
 use super::{EngineReport, EngineState};
-use crate::ids::{ModelId, NodeName, PodUid};
-use crate::scheduling::autoscaling::{EngineFigures, EngineSample, Permille};
-use crate::units::Millis;
+use stowage_scheduling::autoscaling::{EngineFigures, EngineSample, Permille};
+use stowage_scheduling::ids::{ModelId, NodeName, PodUid};
+use stowage_scheduling::units::Millis;
 
 /// An engine whose model is known, as its agent last reported it.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,10 +1,10 @@
 //! Limits of a report. The agent cuts its report to them, and the extender rejects a report that exceeds them.
 
 use super::{MissingPart, NodeReport, ReportPart};
-use crate::scheduling::vocabulary::demand::MAX_GPUS;
-use crate::units::Millis;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
 /// A UUID has 36 bytes; several are kept for each node.
 pub const MAX_BOOT_ID: usize = 128;

@@ -1,14 +1,14 @@
 //! Converts a report into the core's types: free VRAM, engine load and models.
 
 use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportFinding, ReportPart};
-use crate::ids::{GpuUuid, ModelId, PodUid};
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
-use crate::scheduling::vocabulary::node_reading::{
+use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::{GpuUuid, ModelId, PodUid};
+use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
+use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use stowage_scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
+use stowage_scheduling::vocabulary::node_reading::{
     EngineLoad, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod,
 };
-use crate::units::{Bytes, Millis, Moment, Percent};
-use std::collections::{BTreeMap, BTreeSet};
 
 impl NodeReport {
     /// The reading, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
@@ -399,7 +399,7 @@ mod tests {
         .unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
         let held: Vec<_> = reading.holdings.iter().map(|h| (h.model.as_str(), h.tier, h.bytes.0)).collect();
-        use crate::scheduling::vocabulary::model_tier::ModelTier;
+        use stowage_scheduling::vocabulary::model_tier::ModelTier;
         assert_eq!(held, [("a", ModelTier::Partial, 3), ("b", ModelTier::Resident, 7)]);
     }
 

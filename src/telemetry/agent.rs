@@ -5,12 +5,12 @@
 
 use super::family::{Families, Label, Sampled, known, open};
 use super::scrape::Scrape;
-use crate::ids::GpuUuid;
-use crate::report::{EngineReport, EngineState, GpuReport, NodeReport, ReportPart};
-use crate::scheduling::vocabulary::gpu::Health;
 use prometheus::{Gauge, Histogram, IntCounterVec};
 use std::collections::BTreeMap;
 use std::io;
+use stowage_report::{EngineReport, EngineState, GpuReport, NodeReport, ReportPart};
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::vocabulary::gpu::Health;
 
 /// What the sensors of one GPU say, as far as its driver knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

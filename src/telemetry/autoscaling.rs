@@ -2,12 +2,12 @@
 //! thousands would be more series than an autoscaler reads.
 
 use super::family::{Families, open};
-use crate::ids::ModelId;
-use crate::scheduling::autoscaling::DesiredReplicas;
 use prometheus::core::Collector;
 use prometheus::{IntGauge, IntGaugeVec};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use stowage_scheduling::autoscaling::DesiredReplicas;
+use stowage_scheduling::ids::ModelId;
 
 /// Models that are named.
 pub const NAMED: usize = 500;
@@ -59,9 +59,9 @@ impl AutoscalingMetrics {
 mod tests {
     use super::super::Metrics;
     use super::*;
-    use crate::scheduling::autoscaling::{EngineFigures, ModelLoad, ModelScaling};
-    use crate::scheduling::policy::AutoscalingRules;
-    use crate::units::Moment;
+    use stowage_scheduling::autoscaling::{EngineFigures, ModelLoad, ModelScaling};
+    use stowage_scheduling::policy::AutoscalingRules;
+    use stowage_scheduling::units::Moment;
 
     fn desired(replicas: u32) -> DesiredReplicas {
         let mut load = ModelLoad::default();

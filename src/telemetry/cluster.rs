@@ -1,8 +1,8 @@
 //! Families about the API server: leadership, contact, and what Stowage writes there.
 
 use super::family::{Families, known, open};
-use crate::kubernetes::port::{EvictionReason, PodEventReason};
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use stowage_kubernetes_objects::port::{EvictionReason, PodEventReason};
 
 /// Resources that are watched.
 const WATCHED: [&str; 8] = [

@@ -1,9 +1,9 @@
 //! Metrics of the continuous audit: current conflicts, detected conflicts, evictions to resolve them, and the audit's backlog.
 
 use super::family::{Families, known};
-use crate::kubernetes::port::EvictionOutcome;
-use crate::scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+use stowage_kubernetes_objects::port::EvictionOutcome;
+use stowage_scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
 
 pub struct ConflictMetrics {
     /// Current conflicts, by kind.

@@ -6,14 +6,14 @@
 use super::family::{Families, Label, Sampled, known, open};
 use super::scrape::Scrape;
 use super::usage::{bytes, seconds};
-use crate::ids::NodeName;
-use crate::scheduling::explaining::usage::{DeviceUsage, devices, nodes};
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::scheduling::vocabulary::node_signs::NodeWarning;
-use crate::units::Millis;
 use std::io;
+use stowage_scheduling::explaining::usage::{DeviceUsage, devices, nodes};
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::ledger::Ledger;
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::node::{Node, NodeKind};
+use stowage_scheduling::vocabulary::node_signs::NodeWarning;
 
 /// Five thousand nodes with eight GPUs each are a quarter of a million series then, which one Prometheus takes.
 pub const MOST_PER_GPU: usize = 6;

@@ -1,8 +1,8 @@
 //! Families about how sleeping engines wake. How much they lend, and to how many pods, is in [`super::usage`].
 
 use super::family::{Families, known};
-use crate::kubernetes::port::EvictionOutcome;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use stowage_kubernetes_objects::port::EvictionOutcome;
 
 pub struct LendingMetrics {
     /// Pods that have asked to wake and are not told yet that they may.

@@ -5,11 +5,11 @@
 
 use super::family::{Families, Sampled, known, open};
 use super::scrape::Scrape;
-use crate::ids::ModelId;
-use crate::report::{EngineState, EngineSummary};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
+use stowage_report::{EngineState, EngineSummary};
+use stowage_scheduling::ids::ModelId;
 
 /// Many times the models that a cluster serves; ten series each are few enough for Prometheus.
 pub const MOST_MODELS: usize = 500;
@@ -172,8 +172,8 @@ fn state(state: EngineState) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::PodUid;
-    use crate::units::Millis;
+    use stowage_scheduling::ids::PodUid;
+    use stowage_scheduling::units::Millis;
 
     fn engine(model: &str, state: EngineState, usage: Option<f64>) -> EngineSummary {
         EngineSummary {

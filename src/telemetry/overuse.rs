@@ -4,10 +4,10 @@
 use super::family::{Families, Sampled, open};
 use super::scrape::Scrape;
 use super::usage::bytes;
-use crate::ids::PodKey;
-use crate::units::Bytes;
 use std::cmp::Reverse;
 use std::io;
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::units::Bytes;
 
 /// Pods that are named.
 const NAMED: usize = 100;

@@ -1,9 +1,9 @@
 //! Metrics of the policy: which one is current, the outcomes of changes to its files, and whether they are rejected now.
 
 use super::family::{Families, known, open};
-use crate::scheduling::policy::{Mode, Policy};
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use stowage_scheduling::policy::{Mode, Policy};
 
 pub struct PolicyMetrics {
     /// Changes of the policy's files, by outcome.
@@ -70,7 +70,7 @@ impl PolicyMetrics {
 mod tests {
     use super::super::Metrics;
     use super::*;
-    use crate::scheduling::policy::Digest;
+    use stowage_scheduling::policy::Digest;
 
     #[test]
     fn one_policy_is_shown_at_a_time() {

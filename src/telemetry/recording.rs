@@ -41,7 +41,6 @@ impl RecordingMetrics {
     }
 
     /// Of no page, for tests.
-    #[cfg(test)]
     pub fn detached() -> Self {
         Self::new(&mut Families::new())
     }

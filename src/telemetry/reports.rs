@@ -1,9 +1,9 @@
 //! Families about agents' reports, as the extender receives them.
 
 use super::family::{Families, Label, known, open};
-use crate::kubernetes::port::AuthError;
-use crate::report::ReportPart;
 use prometheus::{IntCounter, IntCounterVec};
+use stowage_kubernetes_objects::port::AuthError;
+use stowage_report::ReportPart;
 
 /// Outcomes of a token's review.
 pub(super) fn reviews() -> Label {

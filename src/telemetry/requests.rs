@@ -2,9 +2,9 @@
 
 use super::family::{Families, known, open};
 use super::work_kind::WorkKind;
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::verbs::shadow::ShadowOutcome;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
+use stowage_scheduling::placing::fit::Misfit;
+use stowage_scheduling::verbs::shadow::ShadowOutcome;
 
 /// The scheduler's verbs, as labels.
 pub const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];

@@ -2,10 +2,10 @@
 
 use super::family::{Families, Sampled, known};
 use super::scrape::Scrape;
-use crate::engines::Engine;
-use crate::scheduling::ledger::{StartErrors, TimedStart};
 use prometheus::HistogramVec;
 use std::io;
+use stowage_scheduling::engines::Engine;
+use stowage_scheduling::ledger::{StartErrors, TimedStart};
 
 pub struct StartMetrics {
     observed: HistogramVec,
@@ -76,8 +76,8 @@ impl StartMetrics {
 mod tests {
     use super::super::Metrics;
     use super::*;
-    use crate::scheduling::ledger::Percentiles;
-    use crate::units::Millis;
+    use stowage_scheduling::ledger::Percentiles;
+    use stowage_scheduling::units::Millis;
 
     #[test]
     fn expected_and_observed_starts_are_shown_with_their_error() {

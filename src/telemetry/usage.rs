@@ -2,11 +2,11 @@
 
 use super::family::{Families, Sampled, known, open};
 use super::scrape::Scrape;
-use crate::scheduling::explaining::usage::{ClassUsage, ClusterUsage, TenantShare};
-use crate::scheduling::ledger::Totals;
-use crate::scheduling::policy::SpareRule;
-use crate::units::{Bytes, Millis};
 use std::io;
+use stowage_scheduling::explaining::usage::{ClassUsage, ClusterUsage, TenantShare};
+use stowage_scheduling::ledger::Totals;
+use stowage_scheduling::policy::SpareRule;
+use stowage_scheduling::units::{Bytes, Millis};
 
 /// A policy has at most 64 of them.
 const CLASSES: &str = "the policy's classes, at most 64";

@@ -1,6 +1,6 @@
 //! Kinds of long computations beside the requests.
 
-use crate::coded::labels;
+use stowage_scheduling::coded::labels;
 
 labels! {
     /// What a computation is for; the label in metrics.

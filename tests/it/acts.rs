@@ -4,23 +4,23 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use stowage::kubernetes::events::EventRecorder;
-use stowage::kubernetes::objects;
-use stowage::kubernetes::port::WriteTimes;
-use stowage::kubernetes::port::{
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_kubernetes_objects::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState, PodEvent,
     PodEventReason, StatusChange,
 };
-use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
-use stowage::scheduling::policy::{Class, Policy, Protection};
-use stowage::scheduling::verbs::observe::PodObserved;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::Service;
-use stowage::service::Tenure;
-use stowage::units::Millis;
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage_scheduling::policy::{Class, Policy, Protection};
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::verbs::observe::PodObserved;
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_server::kubernetes::events::EventRecorder;
+use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND};
+use stowage_server::service::Service;
+use stowage_server::service::Tenure;
 use tokio::sync::mpsc::Receiver;
 
 /// Longer than anything here takes on a busy machine.

@@ -5,11 +5,11 @@ use crate::served::{Served, ServedCluster, endpoints, node, report};
 use crate::tls::{Ca, TlsFixture};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::extender::server;
-use stowage::extender::tls::{ServerFiles, load_server};
-use stowage::kubernetes::{AgentAccount, TokenReviews};
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_server::extender::server;
+use stowage_server::extender::tls::{ServerFiles, load_server};
+use stowage_server::kubernetes::{AgentAccount, TokenReviews};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 

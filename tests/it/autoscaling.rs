@@ -7,17 +7,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use stowage::extender::reports::{Sender, reports};
-use stowage::extender::request::RequestLimits;
-use stowage::extender::{Extender, autoscaling, operators};
-use stowage::kubernetes::dump::{Dump, DumpControlPlane};
-use stowage::kubernetes::index::ClusterIndex;
-use stowage::lab::demo::engines::{FakeEngine, StubEngineLoad};
-use stowage::lab::demo::machine::DemoMachine;
-use stowage::lab::demo::setup::Setup;
-use stowage::scheduling::policy::Policy;
-use stowage::service::{Service, TimeSource};
-use stowage::units::Millis;
+use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage_lab::demo::machine::DemoMachine;
+use stowage_lab::demo::setup::Setup;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Millis;
+use stowage_server::extender::reports::{Sender, reports};
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::{Extender, autoscaling, operators};
+use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage_server::kubernetes::index::ClusterIndex;
+use stowage_server::service::{Service, TimeSource};
 use tower::ServiceExt;
 
 /// Seconds since the test began.

@@ -7,11 +7,11 @@ use crate::served::{
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use stowage::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
-use stowage::kubernetes::objects::binding;
-use stowage::kubernetes::port::{BindOutcome, ControlPlaneError, PodEventReason, PodOnRecord};
-use stowage::scheduling::ledger::PodPhase;
-use stowage::units::Bytes;
+use stowage_kubernetes_objects::binding;
+use stowage_kubernetes_objects::port::{BindOutcome, ControlPlaneError, PodEventReason, PodOnRecord};
+use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
+use stowage_scheduling::ledger::PodPhase;
+use stowage_scheduling::units::Bytes;
 
 const FREE: [Bytes; 2] = [Bytes::ZERO; 2];
 const TAKEN: [Bytes; 2] = [Bytes::gib(40), Bytes::ZERO];
@@ -318,7 +318,7 @@ fn a_cancelled_handler_lets_its_bind_complete() {
     served.control_plane.permits.forget_permits(usize::MAX);
     let extender = served.extender.clone();
     let args = serde_json::from_value(bind_args(&llm, "node-a")).unwrap();
-    let handler = served.spawn(async move { stowage::extender::bind::bind(&extender, &args).await });
+    let handler = served.spawn(async move { stowage_server::extender::bind::bind(&extender, &args).await });
     eventually("the write is under way", || orders(&served) == 1);
     handler.abort();
     assert!(served.run(handler).unwrap_err().is_cancelled());

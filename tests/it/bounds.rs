@@ -53,7 +53,7 @@ fn shipped(manifest: &str) -> u64 {
         fs::read_to_string(format!("{}/manifests/base/{manifest}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let limits =
         text.lines().filter_map(|line| line.trim().strip_prefix("limits: { memory: ")?.strip_suffix(" }"));
-    let bytes = |limit: &str| stowage::units::Bytes::parse_quantity(limit).unwrap().0;
+    let bytes = |limit: &str| stowage_scheduling::units::Bytes::parse_quantity(limit).unwrap().0;
     limits.map(bytes).min().unwrap()
 }
 

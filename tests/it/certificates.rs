@@ -4,7 +4,7 @@ mod processes;
 mod rotation;
 
 use serde_json::json;
-use stowage::lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::ApiServer;
 
 const SECRET: &str = "secrets/kube-system/stowage-agents-tls";
 const CONFIG_MAP: &str = "configmaps/kube-system/stowage-agents-ca";

@@ -10,26 +10,26 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::ids::{GpuUuid, NodeName, PodUid};
-use stowage::kubernetes;
-use stowage::kubernetes::events::EventRecorder;
-use stowage::kubernetes::port::WriteTimes;
-use stowage::kubernetes::port::{
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_kubernetes_objects::port::{
     BindOrder, BindOutcome, ControlPlane, PodEvent, PodEventReason, StatusChange,
 };
-use stowage::kubernetes::{ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, LeaseName};
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
-use stowage::scheduling::audit::ledger::audit;
-use stowage::scheduling::ledger::{PodPhase, PodState};
-use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
-use stowage::scheduling::verbs::binding::{BindingFailed, BindingWritten};
-use stowage::scheduling::verbs::wait::Reserve;
-use stowage::scheduling::vocabulary::node::Node;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::Service;
-use stowage::service::Tenure;
-use stowage::units::{Bytes, Millis, Moment};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::ledger::{PodPhase, PodState};
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage_scheduling::verbs::binding::{BindingFailed, BindingWritten};
+use stowage_scheduling::verbs::wait::Reserve;
+use stowage_scheduling::vocabulary::node::Node;
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::events::EventRecorder;
+use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, LeaseName};
+use stowage_server::service::Service;
+use stowage_server::service::Tenure;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

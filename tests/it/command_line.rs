@@ -5,7 +5,7 @@ use crate::served::{self, ServedCluster, pod};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use stowage::service::Tenure;
+use stowage_server::service::Tenure;
 
 struct Said {
     code: i32,

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use stowage::ids::NodeName;
-use stowage::kubernetes::port::BindOutcome;
-use stowage::scheduling::audit::ledger::audit;
-use stowage::scheduling::ledger::PodPhase;
-use stowage::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use stowage_kubernetes_objects::port::BindOutcome;
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::ledger::PodPhase;
+use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;

@@ -5,12 +5,12 @@ use crate::served::gpu_labels;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::kubernetes;
-use stowage::kubernetes::{ClusterOptions, LeadWith, LeaseName};
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::policy::Policy;
-use stowage::service::Service;
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_policy_file::{SourceText, load};
+use stowage_scheduling::policy::Policy;
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::{ClusterOptions, LeadWith, LeaseName};
+use stowage_server::service::Service;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 

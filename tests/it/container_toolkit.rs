@@ -3,9 +3,10 @@
 
 use crate::served::{ServedCluster, gpu_uuid, pod, report};
 use serde_json::json;
-use stowage::agent::round::is_of_legacy_runtime;
-use stowage::ids::LeaderEpoch;
-use stowage::kubernetes::{CDI_KIND, objects};
+use stowage_agent::round::is_of_legacy_runtime;
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::LeaderEpoch;
+use stowage_server::kubernetes::CDI_KIND;
 
 /// What a container gets for a value of its variable, or an annotation of its pod.
 struct Row {

@@ -38,9 +38,9 @@ use processes::{eventually, throughout};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use stowage::agent::publish::{PublishOutcome, Publisher};
-use stowage::ids::PodKey;
-use stowage::kubernetes::objects;
+use stowage_agent::publish::{PublishOutcome, Publisher};
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::PodKey;
 use world::{RealControlPlane, amount};
 
 const ALWAYS: [&str; 4] = ["--lead-with", "always", "--write-deadline", "1s"];

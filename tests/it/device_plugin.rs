@@ -3,15 +3,15 @@
 
 use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
 use serde_json::{Value, json};
-use stowage::ids::LeaderEpoch;
-use stowage::ids::NodeName;
-use stowage::kubernetes::objects;
-use stowage::kubernetes::port::PodEventReason;
-use stowage::scheduling::audit::ledger::audit;
-use stowage::scheduling::policy::{Policy, Pool, Tenant};
-use stowage::scheduling::vocabulary::cluster_share::TenantLimit;
-use stowage::scheduling::vocabulary::node::NodeKind;
-use stowage::units::{Bytes, Millis};
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::ids::LeaderEpoch;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::policy::{Policy, Pool, Tenant};
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::cluster_share::TenantLimit;
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 pub const GPU: &str = "nvidia.com/gpu";
 

@@ -4,8 +4,8 @@ use crate::client::{Client, NOBODYS};
 use crate::served::{ServedCluster, on, pod, priority};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
-use stowage::ids::NodeName;
-use stowage::units::Millis;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::units::Millis;
 
 fn served() -> crate::served::Served {
     let job = priority(on(pod("job", "60Gi"), "node-a", &[0], 60 << 30), -10);

@@ -1,13 +1,13 @@
-//! The simulation of faults itself (`stowage::lab::faults`): a seed is a history, the oracle finds bugs that are planted, and the
+//! The simulation of faults itself (`stowage_lab::faults`): a seed is a history, the oracle finds bugs that are planted, and the
 //! command says what to write.
 
 use std::process::Command;
 use std::time::Duration;
-use stowage::lab::campaign::CampaignRules;
-use stowage::lab::faults::campaign::play_all;
-use stowage::lab::faults::planted::PlantedBug;
-use stowage::lab::faults::shrink::shrink;
-use stowage::lab::faults::{History, play};
+use stowage_lab::campaign::CampaignRules;
+use stowage_lab::faults::campaign::play_all;
+use stowage_lab::faults::planted::PlantedBug;
+use stowage_lab::faults::shrink::shrink;
+use stowage_lab::faults::{History, play};
 
 #[test]
 fn a_seed_is_a_history_to_the_byte() {

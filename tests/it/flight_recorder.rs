@@ -11,10 +11,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use stowage::recording::entry::{Entry, Numbered};
-use stowage::recording::read::{Part, Reader};
-use stowage::scheduling::verbs::Input;
-use stowage::units::Moment;
+use stowage_recording::entry::{Entry, Numbered};
+use stowage_recording::read::{Part, Reader};
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::Input;
 use tempfile::TempDir;
 
 /// What Stowage did beside a real kube-scheduler. The test of the control plane records it again (`STOWAGE_BLESS`).

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use stowage::ids::LeaderEpoch;
-use stowage::kubernetes::objects;
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::LeaderEpoch;
 
 const RECORDED_NAMES: [&str; 15] = [
     "bind",

@@ -1,14 +1,14 @@
 //! Faults by the seed: two replicas of the real service, one stand-in API server in the same process, a virtual clock, and
-//! histories that seeds draw (`stowage::lab::faults`). No GPU is allocated twice however leadership changes hands, victims leave
+//! histories that seeds draw (`stowage_lab::faults`). No GPU is allocated twice however leadership changes hands, victims leave
 //! rightly, and what fits is bound once all is quiet.
 //!
 //! `cargo test --test it handovers` plays a few seeds. `STOWAGE_FAULT_SEEDS=1000` plays so many; `stowage simulate faults --seeds
 //! 7 --history` plays one and prints what happened.
 
-use stowage::lab::campaign::CampaignRules;
-use stowage::lab::faults::History;
-use stowage::lab::faults::campaign::play_all;
-use stowage::lab::faults::fault::FaultKind;
+use stowage_lab::campaign::CampaignRules;
+use stowage_lab::faults::History;
+use stowage_lab::faults::campaign::play_all;
+use stowage_lab::faults::fault::FaultKind;
 
 /// What a machine of a CI job plays in some seconds.
 const SEEDS: u64 = 10;

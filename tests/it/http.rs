@@ -8,9 +8,9 @@ use crate::served::{
 use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::time::Duration;
-use stowage::extender::request::RequestLimits;
-use stowage::kubernetes::port::{BindOutcome, PodEventReason};
-use stowage::service::Tenure;
+use stowage_kubernetes_objects::port::{BindOutcome, PodEventReason};
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::service::Tenure;
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 

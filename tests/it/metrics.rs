@@ -12,13 +12,13 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use stowage::scheduling::policy::Tenant;
-use stowage::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use stowage::telemetry::agent::AgentMetrics;
-use stowage::telemetry::devices::MOST_PER_GPU;
-use stowage::telemetry::family::{Family, FamilyKind};
-use stowage::telemetry::{Metrics, reference};
-use stowage::units::Bytes;
+use stowage_scheduling::policy::Tenant;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use stowage_telemetry::agent::AgentMetrics;
+use stowage_telemetry::devices::MOST_PER_GPU;
+use stowage_telemetry::family::{Family, FamilyKind};
+use stowage_telemetry::{Metrics, reference};
 
 #[test]
 fn the_reference_page_is_what_the_declarations_say() {

@@ -4,7 +4,7 @@ use crate::client::{Client, NOBODYS};
 use crate::served::{Served, ServedCluster, gpu_uuid, pod, report};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
-use stowage::kubernetes::port::BindOutcome;
+use stowage_kubernetes_objects::port::BindOutcome;
 
 const MODEL: &str = "meta-llama/Llama-3.1-8B";
 

@@ -44,7 +44,7 @@ pub fn trace(name: &str) -> Option<String> {
         skipped(format_args!("{name}: {TRACES} is none"));
         return None;
     }
-    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/traces");
+    let beside = || PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join("../shared/traces");
     let file = folder.map_or_else(beside, PathBuf::from).join(name);
     match std::fs::read_to_string(&file) {
         Ok(text) => Some(text),

@@ -4,10 +4,10 @@
 use crate::needs;
 use serde_json::Value;
 use std::process::Command;
-use stowage::lab::simulate::openb::published;
-use stowage::lab::simulate::openb::published::PUBLISHED;
-use stowage::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
-use stowage::lab::simulate::packing::{
+use stowage_lab::simulate::openb::published;
+use stowage_lab::simulate::openb::published::PUBLISHED;
+use stowage_lab::simulate::openb::{NODES, PODS, Trace, TraceText};
+use stowage_lab::simulate::packing::{
     Arrivals, CpuRule, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical, replay,
 };
 

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use stowage::policy_file::diagnostic::text::{Colors, render};
-use stowage::policy_file::{PolicySources, SourceText, load};
+use stowage_policy_file::diagnostic::text::{Colors, render};
+use stowage_policy_file::{PolicySources, SourceText, load};
 
 fn broken() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/policy/broken")

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

@@ -7,10 +7,10 @@ use crate::tls::{Ca, TlsFixture};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stowage::agent::publish::{Destination, PublishOutcome, Publisher};
-use stowage::extender::server;
-use stowage::extender::tls::{ServerFiles, from_pem, load_server};
-use stowage::report::NodeReport;
+use stowage_agent::publish::{Destination, PublishOutcome, Publisher};
+use stowage_report::NodeReport;
+use stowage_server::extender::server;
+use stowage_server::extender::tls::{ServerFiles, from_pem, load_server};
 use tokio_util::sync::CancellationToken;
 
 /// Longer than a busy machine takes; only what never answers needs it.

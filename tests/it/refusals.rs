@@ -6,15 +6,15 @@ use crate::served::{
     uid_of,
 };
 use serde_json::{Value, json};
-use stowage::kubernetes::port::{BindOutcome, PodEventReason};
-use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
-use stowage::scheduling::verbs::observe::PodObserved;
-use stowage::scheduling::verbs::tick::Tick;
-use stowage::scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation, Reserve};
-use stowage::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::Service;
-use stowage::units::{Bytes, Millis, Moment};
+use stowage_kubernetes_objects::port::{BindOutcome, PodEventReason};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::observe::PodObserved;
+use stowage_scheduling::verbs::tick::Tick;
+use stowage_scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation, Reserve};
+use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_server::service::Service;
 
 const NODES: [&str; 12] =
     ["n01", "n02", "n03", "n04", "n05", "n06", "n07", "n08", "n09", "n10", "n11", "n12"];

@@ -3,9 +3,9 @@
 use crate::client::{Client, post_head};
 use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report};
 use serde_json::{Value, json};
-use stowage::kubernetes::port::PodEventReason;
-use stowage::service::Tenure;
-use stowage::units::Bytes;
+use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::units::Bytes;
+use stowage_server::service::Tenure;
 
 fn served() -> Served {
     ServedCluster::of(&[("node-a", 2)])
@@ -486,7 +486,10 @@ fn a_gpu_with_a_pod_that_is_no_longer_reported_is_lost_and_keeps_its_charge() {
     let without =
         json!({ "node": "node-a", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("node-a", 1)] });
     assert_eq!(served.report(without).status, 200);
-    assert_eq!(served.charged("node-a"), [stowage::units::Bytes::gib(40), stowage::units::Bytes::ZERO]);
+    assert_eq!(
+        served.charged("node-a"),
+        [stowage_scheduling::units::Bytes::gib(40), stowage_scheduling::units::Bytes::ZERO]
+    );
     let small = pod("small", "10Gi");
     assert_eq!(served.passed(&small, &["node-a"]), ["node-a"]);
     assert_eq!(served.bind(&small, "node-a"), "");

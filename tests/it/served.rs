@@ -18,25 +18,25 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use stowage::extender::page_auth::PageAuth;
-use stowage::extender::reports::{AgentAuth, TokenGuard};
-use stowage::extender::request::RequestLimits;
-use stowage::extender::server::{Endpoint, Endpoints};
-use stowage::extender::{Extender, server};
-use stowage::ids::{PodKey, PodUid};
-use stowage::kubernetes::dump::{Dump, DumpControlPlane};
-use stowage::kubernetes::index::ClusterIndex;
-use stowage::kubernetes::observed::ObservedControlPlane;
-use stowage::kubernetes::port::{
+use stowage_kubernetes_objects::port::{
     AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
     IsDue, PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
 };
-use stowage::scheduling::audit::ledger::audit;
-use stowage::scheduling::ledger::{PodPhase, PodState};
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::{Service, TimeSource};
-use stowage::units::{Bytes, Millis};
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::ledger::{PodPhase, PodState};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_server::extender::page_auth::PageAuth;
+use stowage_server::extender::reports::{AgentAuth, TokenGuard};
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::server::{Endpoint, Endpoints};
+use stowage_server::extender::{Extender, server};
+use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage_server::kubernetes::index::ClusterIndex;
+use stowage_server::kubernetes::observed::ObservedControlPlane;
+use stowage_server::service::{Service, TimeSource};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -358,7 +358,7 @@ impl Served {
     pub fn charged(&self, node: &str) -> Vec<Bytes> {
         let ledger = self.service.cluster();
         assert_eq!(audit(&ledger), []);
-        let name = stowage::ids::NodeName::parse(node).unwrap();
+        let name = stowage_scheduling::ids::NodeName::parse(node).unwrap();
         ledger.node(&name).unwrap().gpus.iter().map(|gpu| gpu.charged).collect()
     }
 

@@ -133,7 +133,7 @@ fn s5_the_memory_limit_exceeds_the_measured_use_with_a_margin() {
     let container = &stowage["spec"]["template"]["spec"]["containers"][0];
     let limit = container["resources"]["limits"]["memory"].as_str().unwrap();
     assert_eq!(row[4], format!("`{limit}`"), "the table says what is shipped");
-    let limit = stowage::units::Bytes::parse_quantity(limit).unwrap().0 >> 20;
+    let limit = stowage_scheduling::units::Bytes::parse_quantity(limit).unwrap().0 >> 20;
     assert!(
         limit * 2 >= peak * 3,
         "{limit} MiB for a measured peak of {peak} MiB: half as much again is room"
@@ -316,5 +316,5 @@ fn advice_knows_gpu_nodes_by_the_labels_that_the_agents_daemon_set_selects() {
     let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = items(required, "nodeSelectorTerms").iter();
     let selected: Vec<&str> = terms.map(|term| as_str(&items(term, "matchExpressions")[0]["key"])).collect();
-    assert_eq!(selected, stowage::scheduling::ledger::GPU_LABELS);
+    assert_eq!(selected, stowage_scheduling::ledger::GPU_LABELS);
 }

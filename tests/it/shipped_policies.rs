@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use stowage::policy_cases;
-use stowage::policy_file::{Loaded, SourceText, diagnostic, load};
-use stowage::scheduling::policy::Policy;
+use stowage_policy_file::cases as policy_cases;
+use stowage_policy_file::{Loaded, SourceText, diagnostic, load};
+use stowage_scheduling::policy::Policy;
 
 fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
@@ -26,7 +26,7 @@ fn sources(folder: &Path) -> Vec<SourceText> {
 fn loaded(folder: &Path) -> Loaded {
     let sources = sources(folder);
     let loaded = load(&sources);
-    let texts = stowage::policy_file::PolicySources::new(&sources);
+    let texts = stowage_policy_file::PolicySources::new(&sources);
     let problems = match &loaded {
         Ok(loaded) => &loaded.warnings,
         Err(problems) => problems,

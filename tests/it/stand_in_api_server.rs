@@ -8,8 +8,8 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);

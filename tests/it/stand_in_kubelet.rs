@@ -2,9 +2,9 @@
 
 use serde_json::json;
 use std::time::Duration;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::kubelet::{Kubelet, KubeletConfig};
-use stowage::lab::demo::termination;
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::kubelet::{Kubelet, KubeletConfig};
+use stowage_lab::demo::termination;
 
 #[tokio::test]
 async fn a_bound_pod_runs_and_a_deleted_one_ends() {

@@ -5,10 +5,10 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::scheduler::StandInScheduler;
-use stowage::lab::demo::scheduler::config::SchedulerConfig;
-use stowage::lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::scheduler::StandInScheduler;
+use stowage_lab::demo::scheduler::config::SchedulerConfig;
+use stowage_lab::demo::scheduler::observations::Verb;
 
 /// How the extender deviates from agreeing to everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

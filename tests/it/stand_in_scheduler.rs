@@ -5,12 +5,12 @@ use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::kubelet;
-use stowage::lab::demo::kubelet::Kubelet;
-use stowage::lab::demo::scheduler::StandInScheduler;
-use stowage::lab::demo::scheduler::config::SchedulerConfig;
-use stowage::lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::kubelet;
+use stowage_lab::demo::kubelet::Kubelet;
+use stowage_lab::demo::scheduler::StandInScheduler;
+use stowage_lab::demo::scheduler::config::SchedulerConfig;
+use stowage_lab::demo::scheduler::observations::Verb;
 
 struct SchedulerCluster {
     api: Arc<ApiServer>,

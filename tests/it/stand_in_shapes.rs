@@ -8,10 +8,10 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::scheduler::config::SchedulerConfig;
-use stowage::lab::demo::scheduler::observations::Verb;
-use stowage::lab::demo::scheduler::trial::{Trial, run_one};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::scheduler::config::SchedulerConfig;
+use stowage_lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::scheduler::trial::{Trial, run_one};
 
 /// The recorded pod of the one message that names a pod.
 const POD: &str = "b42";

@@ -9,8 +9,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use stowage::extender::server;
-use stowage::extender::tls::{TlsFiles, load};
+use stowage_server::extender::server;
+use stowage_server::extender::tls::{TlsFiles, load};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 

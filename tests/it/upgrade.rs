@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use stowage::ids::GpuUuid;
-use stowage::kubernetes::objects::{self, Gates, ReservationMessage};
-use stowage::scheduling::ledger::ObservedPhase;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::demand::Sharing;
-use stowage::units::Bytes;
+use stowage_kubernetes_objects::{self as objects, Gates, ReservationMessage};
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::ledger::ObservedPhase;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// The version whose objects are recorded. After its release, a new one gets a folder of its own beside it.
 pub const VERSION: &str = "v0.3.0";
@@ -110,7 +110,7 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
 /// A condition that is not known any more would stay on its pod forever, and an annotation would mean nothing.
 #[test]
 fn every_condition_and_annotation_is_one_that_is_still_known() {
-    use stowage::kubernetes::objects::{asked, written};
+    use stowage_kubernetes_objects::{asked, written};
     let annotations = [
         asked::GPUS,
         asked::EXCLUSIVE,

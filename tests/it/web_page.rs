@@ -13,10 +13,10 @@ use crate::served::{
     Served, ServedCluster, exclusive, gpu_report, key_of, on, pod, priority, report, uid_of, without_engines,
 };
 use serde_json::{Value, json};
-use stowage::kubernetes::port::{PodEvent, PodEventReason};
-use stowage::scheduling::policy::{Policy, Tenant};
-use stowage::scheduling::vocabulary::cluster_share::TenantUsage;
-use stowage::units::Bytes;
+use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::policy::{Policy, Tenant};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::cluster_share::TenantUsage;
 
 /// Holds once the first view of the cluster is drawn.
 const DRAWN: &str = "document.documentElement?.dataset.ready === ''";

@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage::agent::engines::EngineWatcher;
-use stowage::agent::engines::limits::EngineLimits;
-use stowage::agent::models::{ModelScan, ModelSource};
-use stowage::agent::nvml::{GpuSample, GpuSource};
-use stowage::agent::ownership::OwnerSource;
-use stowage::agent::pods::{PodOnNode, PodSource};
-use stowage::agent::publish::Publisher;
-use stowage::agent::round::{ReportSources, Round, Rounds};
-use stowage::ids::NodeName;
-use stowage::report::{EngineReport, EngineState, GpuReport, MissingPart};
-use stowage::scheduling::vocabulary::node_reading::EngineLoad;
+use stowage_agent::engines::EngineWatcher;
+use stowage_agent::engines::limits::EngineLimits;
+use stowage_agent::models::{ModelScan, ModelSource};
+use stowage_agent::nvml::{GpuSample, GpuSource};
+use stowage_agent::ownership::OwnerSource;
+use stowage_agent::pods::{PodOnNode, PodSource};
+use stowage_agent::publish::Publisher;
+use stowage_agent::round::{ReportSources, Round, Rounds};
+use stowage_report::{EngineReport, EngineState, GpuReport, MissingPart};
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 use tokio::runtime::Runtime;
 
 /// What an engine does when its page is asked for.

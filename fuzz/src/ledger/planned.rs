@@ -2,17 +2,17 @@
 //! they have a right to.
 
 use super::{LedgerRace, Write};
-use stowage::ids::PodUid;
-use stowage::scheduling::ledger::ObservedWaiting;
-use stowage::scheduling::planning::{EvictionRight, PlanStep, PlannedPlacement, plan};
-use stowage::scheduling::verbs::preempt::{
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::planning::{EvictionRight, PlanStep, PlannedPlacement, plan};
+use stowage_scheduling::verbs::preempt::{
     OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
 };
-use stowage::scheduling::verbs::request::VerbRequest;
-use stowage::scheduling::verbs::wait::{
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::wait::{
     NoPlacementFound, PodEvicted, PodRequeued, ReleaseReservation, ReservePlaces, TakePending,
 };
-use stowage::scheduling::vocabulary::placement::Reservation;
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 impl LedgerRace {
     /// A run over the pods that wait; before it is carried out the cluster changes as `meanwhile` does.

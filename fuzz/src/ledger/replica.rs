@@ -2,13 +2,13 @@
 
 use super::ApiPod;
 use std::collections::VecDeque;
-use stowage::ids::{NodeName, PodUid};
-use stowage::kubernetes::objects;
-use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
-use stowage::scheduling::vocabulary::gpu::Device;
-use stowage::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
-use stowage::scheduling::vocabulary::placement::Reservation;
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
+use stowage_scheduling::vocabulary::gpu::Device;
+use stowage_scheduling::vocabulary::node::{NodeIdentity, NodeKind};
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// What a watch brings.
 #[derive(Clone)]

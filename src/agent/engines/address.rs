@@ -2,9 +2,9 @@
 //!
 //! A pure function of the pod. `probe` finds out whether a server answers there.
 
-use crate::agent::pods::PodOnNode;
-use crate::engines::{DECLARATIONS, Engine};
+use crate::pods::PodOnNode;
 use http::uri::PathAndQuery;
+use stowage_scheduling::engines::{DECLARATIONS, Engine};
 
 /// Stowage's own, which take precedence over everything else on the pod.
 pub const METRICS_PORT: &str = "stowage.dev/metrics-port";

@@ -5,8 +5,6 @@
 
 use super::address::{MetricsAddress, Scheme};
 use super::limits::EngineLimits;
-use crate::engine_metrics::scan::whole_lines;
-use crate::units::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
@@ -26,6 +24,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_report::engine_metrics::scan::whole_lines;
+use stowage_scheduling::units::Bytes;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 

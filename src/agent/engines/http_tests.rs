@@ -3,10 +3,7 @@
 use super::EngineWatcher;
 use super::address::{METRICS_PATH, METRICS_PORT};
 use super::limits::EngineLimits;
-use crate::agent::pods::PodOnNode;
-use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::report::{EngineReport, EngineState, GpuReport, ProcessReport};
-use crate::units::Millis;
+use crate::pods::PodOnNode;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -22,13 +19,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use stowage_report::{EngineReport, EngineState, GpuReport, ProcessReport};
+use stowage_scheduling::ids::{GpuUuid, PodKey, PodUid};
+use stowage_scheduling::units::Millis;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 macro_rules! page {
     ($name:literal) => {
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/engines/", $name, ".txt"))
+        include_str!(concat!(env!("CARGO_WORKSPACE_DIR"), "/tests/fixtures/engines/", $name, ".txt"))
     };
 }
 

@@ -2,7 +2,7 @@
 //! which none can be read.
 //!
 //! [`address`] lists candidate addresses, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps
-//! the state, and `reuse` reads from a pod's labels whether its engine may be taken over. [`crate::engine_metrics`] interprets
+//! the state, and `reuse` reads from a pod's labels whether its engine may be taken over. [`stowage_report::engine_metrics`] interprets
 //! the pages. Nothing here decides what a report is used for.
 
 pub mod address;
@@ -20,16 +20,16 @@ mod proptests;
 #[cfg(test)]
 mod watched_tests;
 
-use crate::agent::ownership::dual_pods;
-use crate::agent::pods::PodOnNode;
-use crate::ids::{GpuUuid, PodUid};
-use crate::report::{EngineReport, GpuReport, UnreadPod};
+use crate::ownership::dual_pods;
+use crate::pods::PodOnNode;
 use address::{AddressOwner, EngineEvidence, EngineQuery, sought};
 use fetch::Fetcher;
 use limits::EngineLimits;
 use probe::{ProbeKind, ProbeResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_report::{EngineReport, GpuReport, UnreadPod};
+use stowage_scheduling::ids::{GpuUuid, PodUid};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 use watched::WatchedEngine;

@@ -4,11 +4,11 @@
 
 use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties};
 use super::fetch::{FetchError, Fetcher};
-use crate::engine_metrics::{Figures, UnknownPage, read};
-use crate::engines::Engine;
 use http::StatusCode;
 use serde::Deserialize;
 use std::net::IpAddr;
+use stowage_report::engine_metrics::{Figures, UnknownPage, read};
+use stowage_scheduling::engines::Engine;
 use tokio::time::Instant;
 
 /// The requests of a probe.

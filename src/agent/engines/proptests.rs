@@ -5,22 +5,22 @@ use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::watched::WatchedEngine;
 use super::watched_tests::pod;
-use crate::engine_metrics::read;
-use crate::ids::GpuUuid;
-use crate::report::NodeReport;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
-use crate::units::{Millis, Moment};
 use http::uri::PathAndQuery;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
+use stowage_report::NodeReport;
+use stowage_report::engine_metrics::read;
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 use tokio::time::Instant;
 
 /// All lines of all pages in the fixtures.
 static LINES: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let folder = format!("{}/tests/fixtures/engines", env!("CARGO_MANIFEST_DIR"));
+    let folder = format!("{}/tests/fixtures/engines", env!("CARGO_WORKSPACE_DIR"));
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
     let lines = files.map(|file| std::fs::read_to_string(file).unwrap());
     let lines: BTreeSet<String> =

@@ -3,8 +3,8 @@
 //!
 //! A label is a user's word, so it opens the engine to pods of its own namespace only. llm-d binds within one namespace, too.
 
-use crate::agent::ownership::dual_pods::REQUESTER;
-use crate::agent::pods::PodOnNode;
+use crate::ownership::dual_pods::REQUESTER;
+use crate::pods::PodOnNode;
 use std::sync::Arc;
 
 /// `"true"`: new pods of the same model and namespace may wake its engine.

@@ -7,14 +7,14 @@ use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::reuse;
 use super::token_rate::TokenRate;
-use crate::agent::pods::PodOnNode;
-use crate::engine_metrics::Figures;
-use crate::engines::Engine;
-use crate::ids::{GpuUuid, ModelId};
-use crate::report::{EngineReport, EngineState};
-use crate::units::Millis;
+use crate::pods::PodOnNode;
 use std::net::IpAddr;
 use std::time::Duration;
+use stowage_report::engine_metrics::Figures;
+use stowage_report::{EngineReport, EngineState};
+use stowage_scheduling::engines::Engine;
+use stowage_scheduling::ids::{GpuUuid, ModelId};
+use stowage_scheduling::units::Millis;
 use tokio::time::Instant;
 
 #[derive(Debug)]

@@ -6,11 +6,11 @@
 use super::FoundModel;
 use super::walk::{ScanProblem, Walk, changed};
 use super::weights::{ModelWeights, WeightExtent, weights};
-use crate::ids::ModelId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use stowage_scheduling::ids::ModelId;
 
 /// Prefix of models' folders; a cache contains datasets too.
 const MODEL_PREFIX: &str = "models--";
@@ -154,10 +154,10 @@ pub fn is_being_fetched(names: &BTreeSet<String>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Bytes;
     use std::fs::{self, File};
     use std::os::unix::fs::symlink;
     use std::time::Instant;
+    use stowage_scheduling::units::Bytes;
     use tempfile::TempDir;
 
     struct Cache {

@@ -4,16 +4,16 @@
 //! and a pod that uses it names the same: `stowage.dev/model: oci://REGISTRY/NAME:TAG`.
 
 use super::{ModelScan, ModelSource};
-use crate::agent::error_text::root_cause;
-use crate::ids::{ModelId, NodeName};
-use crate::report::ModelReport;
-use crate::scheduling::vocabulary::model_tier::ModelTier;
-use crate::units::Bytes;
+use crate::error_text::root_cause;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_report::ModelReport;
+use stowage_scheduling::ids::{ModelId, NodeName};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use tokio::task::JoinHandle;
 
 /// Images arrive with pods, and the kubelet updates the list every five minutes at best.

@@ -7,8 +7,8 @@ use super::FoundModel;
 use super::hugging_face::is_being_fetched;
 use super::walk::{ScanProblem, Walk};
 use super::weights::{ModelWeights, WeightExtent, weights};
-use crate::ids::ModelId;
 use std::path::{Path, PathBuf};
+use stowage_scheduling::ids::ModelId;
 
 /// Where the hub's client keeps unfinished files, if it downloads into a plain folder.
 const UNFINISHED: &str = ".cache/huggingface/download";

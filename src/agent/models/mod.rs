@@ -11,16 +11,16 @@ pub mod page_cache;
 pub mod walk;
 pub mod weights;
 
-use crate::ids::ModelId;
-use crate::report::{EngineReport, EngineState, ModelReport};
-use crate::scheduling::vocabulary::model_tier::ModelTier;
-use crate::units::Bytes;
 use hugging_face::HuggingFace;
 use kserve::Kserve;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
+use stowage_report::{EngineReport, EngineState, ModelReport};
+use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use walk::Walk;
 use weights::{ModelWeights, WeightExtent};
 

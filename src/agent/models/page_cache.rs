@@ -95,10 +95,10 @@ fn is_in_memory(file: &File, at: u64) -> PageCacheProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Bytes;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
     use std::path::Path;
+    use stowage_scheduling::units::Bytes;
 
     fn file(path: impl AsRef<Path>, bytes: u64) -> WeightFile {
         WeightFile { path: path.as_ref().into(), bytes: Bytes(bytes) }

@@ -36,7 +36,7 @@ pub enum ScanProblem {
     #[error("{} has entries whose names are not UTF-8, {name:?} for one; they are left out", path.display())]
     NotUtf8 { path: PathBuf, name: std::ffi::OsString },
     #[error("{} is no name of a model: {error}", path.display())]
-    NoModelName { path: PathBuf, error: crate::ids::InvalidName },
+    NoModelName { path: PathBuf, error: stowage_scheduling::ids::InvalidName },
     #[error("{} is larger than {limit} bytes, and is not read", path.display())]
     TooLarge { path: PathBuf, limit: u64 },
     #[error("{} is no index of weights: {reason}; fetch the model again", path.display())]

@@ -4,7 +4,6 @@
 //! (`-00001-of-00004`), or single files. No weights file is opened here.
 
 use super::walk::{ScanProblem, Walk, file_size};
-use crate::units::Bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +11,7 @@ use std::fmt;
 use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use stowage_scheduling::units::Bytes;
 
 /// The largest public indexes name 150,000 tensors in 15 MB.
 const MAX_INDEX: u64 = 32 << 20;

@@ -4,8 +4,8 @@
 //! has, whichever of them exist. What is used beyond the other instances' parts counts as used here: no more is free in a part
 //! than in the whole.
 
-use crate::report::GpuReport;
-use crate::units::Bytes;
+use stowage_report::GpuReport;
+use stowage_scheduling::units::Bytes;
 
 /// Gives a compute instance its part of the memory that was read for the whole GPU instance. Other slices stay as they are.
 pub fn share_memory(slice: &mut GpuReport) {

@@ -7,11 +7,6 @@
 use super::compute_instance;
 use super::health;
 use super::{Failures, NvmlOptions};
-use crate::ids::{GpuModel, GpuUuid};
-use crate::report::{DeviceNumbers, GpuReport, MissingPart, ProcessReport, ReportPart};
-use crate::scheduling::vocabulary::health::{ComputeMode, Health};
-use crate::telemetry::agent::SensorReading;
-use crate::units::Bytes;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{ComputeMode as Mode, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -19,6 +14,11 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use std::collections::BTreeMap;
 use std::path::Path;
+use stowage_report::{DeviceNumbers, GpuReport, MissingPart, ProcessReport, ReportPart};
+use stowage_scheduling::ids::{GpuModel, GpuUuid};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::health::{ComputeMode, Health};
+use stowage_telemetry::agent::SensorReading;
 
 /// Reads one GPU.
 pub struct GpuReader<'a> {

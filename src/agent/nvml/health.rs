@@ -3,9 +3,6 @@
 //! Classification only; events are read in [`super::xids`]. The GPU's own state is read each time, so it ends when the GPU has
 //! been reset. An event's state lasts until NVML is opened again, because nothing reports its end.
 
-use crate::ids::GpuUuid;
-use crate::report::GpuReport;
-use crate::scheduling::vocabulary::health::Health;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enums::device::SampleValue;
@@ -15,6 +12,9 @@ use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use stowage_report::GpuReport;
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::vocabulary::health::Health;
 
 /// Why a GPU is not healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]

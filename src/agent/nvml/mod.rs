@@ -18,16 +18,16 @@ mod session;
 mod tests;
 mod xids;
 
-use crate::ids::GpuUuid;
-use crate::report::{GpuReport, MissingPart};
-use crate::scheduling::vocabulary::health::AnswerState;
-use crate::telemetry::agent::SensorReading;
-use crate::units::{Bytes, Moment};
 use nvml_wrapper::error::NvmlError;
 use session::Session;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use stowage_report::{GpuReport, MissingPart};
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::units::{Bytes, Moment};
+use stowage_scheduling::vocabulary::health::AnswerState;
+use stowage_telemetry::agent::SensorReading;
 
 /// A source of GPUs' figures. A call may block for as long as the driver does.
 pub trait GpuSource: Send {

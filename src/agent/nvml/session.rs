@@ -7,17 +7,17 @@ use super::gpu::{self, GpuReader};
 use super::health::{GpuFault, GpuFaults};
 use super::xids::XidWatch;
 use super::{Failures, GpuHistory, GpuSensors, LastRead, NvmlOptions, NvmlProblem, islands};
-use crate::ids::GpuUuid;
-use crate::report::{GpuReport, MissingPart, ReportPart};
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::health::AnswerAges;
-use crate::units::Moment;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Library};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use stowage_report::{GpuReport, MissingPart, ReportPart};
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::health::AnswerAges;
 
 #[derive(Debug)]
 pub struct Session {

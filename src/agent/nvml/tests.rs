@@ -1,12 +1,12 @@
 //! The production path through nvml-wrapper, against a library that plays a script; and against the real one if there is a GPU.
 
 use super::*;
-use crate::ids::GpuUuid;
 use crate::needs;
-use crate::report::{ProcessReport, ReportPart};
-use crate::scheduling::vocabulary::health::{ComputeMode, Health};
 use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
 use std::process::Command;
+use stowage_report::{ProcessReport, ReportPart};
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::vocabulary::health::{ComputeMode, Health};
 use tempfile::TempDir;
 
 struct NvmlFixture {

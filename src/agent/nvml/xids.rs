@@ -3,7 +3,6 @@
 //! [`super::health`] decides what an event means for a GPU.
 
 use super::health::{self, GpuFaults};
-use crate::ids::GpuUuid;
 use nvml_wrapper::Nvml as Library;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
@@ -13,6 +12,7 @@ use nvml_wrapper::struct_wrappers::event::EventData;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::Duration;
+use stowage_scheduling::ids::GpuUuid;
 
 /// Duration of one wait: how long the thread, and with it the library, may outlive its watch.
 const WAIT_MS: u32 = 250;

@@ -3,7 +3,6 @@
 //! Every container runtime keeps the pod's UID in the path, whatever the cgroup version and driver; the rest of the path varies
 //! and is ignored. Nothing here knows which pods exist.
 
-use crate::ids::PodUid;
 use memchr::{memchr, memmem, memrchr};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -11,6 +10,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use stowage_scheduling::ids::PodUid;
 
 /// A longer file in `/proc` was not written by the kernel: a process is in a dozen hierarchies, with paths of at most 4 KiB
 /// each.

@@ -3,8 +3,8 @@
 //! A name is understood only as one of a rule's forms: a number of another resource is no GPU's. What no rule understands is
 //! reported, because its pod's memory would look like nobody's.
 
-use crate::ids::GpuUuid;
-use crate::report::GpuReport;
+use stowage_report::GpuReport;
+use stowage_scheduling::ids::GpuUuid;
 
 /// A name of a GPU, or of a MIG slice of it, as understood.
 #[derive(Debug, Clone, PartialEq, Eq)]

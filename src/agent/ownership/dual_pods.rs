@@ -5,10 +5,10 @@
 //! only on GPUs that the requesting pod was granted.
 
 use super::is;
-use crate::agent::pods::PodOnNode;
-use crate::ids::PodUid;
-use crate::report::{GpuReport, ProcessReport};
+use crate::pods::PodOnNode;
 use std::collections::BTreeSet;
+use stowage_report::{GpuReport, ProcessReport};
+use stowage_scheduling::ids::PodUid;
 
 /// On a server-providing pod, while a requesting pod is bound to it: that pod's UID and name.
 pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";

@@ -8,18 +8,18 @@
 pub mod cgroup;
 pub mod device_id;
 pub mod dual_pods;
-#[cfg(all(test, feature = "lab"))]
+#[cfg(test)]
 mod fake_kubelet;
 pub mod pod_resources;
 
 use super::pods::PodOnNode;
-use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::report::{GpuReport, MissingPart, ProcessReport, ReportPart};
 use cgroup::{Cgroups, ProcessOwner};
 use futures::future::BoxFuture;
 use pod_resources::{Allocation, PodResources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use stowage_report::{GpuReport, MissingPart, ProcessReport, ReportPart};
+use stowage_scheduling::ids::{GpuUuid, PodKey, PodUid};
 
 /// The annotation of a static pod's mirror with the UID by which the kubelet knows the pod. Its UID in the API is another.
 const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";

@@ -7,11 +7,11 @@
 pub mod api;
 
 use super::device_id::{DeviceId, is_of_gpus};
-use crate::ids::PodKey;
 use hyper_util::rt::TokioIo;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stowage_scheduling::ids::PodKey;
 use tokio::net::UnixStream;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};

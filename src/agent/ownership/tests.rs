@@ -3,8 +3,8 @@
 use super::device_id::DeviceId;
 use super::fake_kubelet::{FakeKubelet, claimed, given};
 use super::*;
-use crate::report::DeviceNumbers;
 use serde_json::json;
+use stowage_report::DeviceNumbers;
 use tempfile::TempDir;
 
 const LLAMA: &str = "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";

@@ -4,12 +4,12 @@
 
 pub mod watched;
 
-use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::kubernetes::objects;
-use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::{GpuUuid, PodKey, PodUid};
+use stowage_scheduling::units::Bytes;
 
 /// Prefixes of annotations that the agent uses.
 const READ_ANNOTATIONS: [&str; 5] = [
@@ -146,7 +146,58 @@ fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use http::{Request, Response};
+    use kube::api::ListParams;
+    use kube::client::Body;
+    use kube::{Api, Client};
+    use serde_json::{Value, json};
+    use stowage_kubernetes_objects::pruning::{Answers, Pruning};
+
+    /// The pod of a list of this one.
+    async fn listed(pod: Value, answers: Answers) -> Pod {
+        let list = json!({ "metadata": { "resourceVersion": "1" }, "items": [pod] }).to_string();
+        let server = tower::service_fn(move |_: Request<Body>| {
+            let body = Body::from(list.clone().into_bytes());
+            std::future::ready(Ok::<_, std::io::Error>(Response::new(body)))
+        });
+        let pods = Api::<Pod>::all(Client::new(Pruning(server, answers), "default"));
+        pods.list(&ListParams::default()).await.unwrap().items.remove(0)
+    }
+
+    #[tokio::test]
+    async fn an_agent_sees_a_pod_as_if_it_were_whole() {
+        let container = |name: &str, port: u16| json!({ "name": name, "image": "i", "env": vec![json!({ "name": "A" }); 20_000], "ports": [{ "containerPort": port }], "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
+        let status = |name: &str| json!({ "name": name, "containerID": format!("containerd://{name}"), "image": "i", "imageID": "i", "ready": true, "restartCount": 0 });
+        let pod = json!({
+            "metadata": {
+                "name": "a", "namespace": "b", "uid": "c", "labels": { "llm-d.ai/engine-type": "vllm" },
+                "annotations": { "stowage.dev/devices": "GPU-1", "stowage.dev/vram-granted": "2", "prometheus.io/port": "9", "x.example/y": "z" },
+            },
+            "spec": { "nodeName": "n", "initContainers": [container("side", 1)], "containers": [container("one", 8000), container("two", 8001)] },
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.1", "conditions": [{ "type": "Ready", "status": "True" }],
+                "initContainerStatuses": [status("side")], "containerStatuses": [status("one"), status("two")],
+            },
+        });
+        let seen = async |answers| PodOnNode::of(&listed(pod.clone(), answers).await).unwrap();
+        let (pruned, whole) = (seen(Answers::Pruned).await, seen(Answers::Whole).await);
+        assert_eq!(pruned, whole);
+        assert_eq!(pruned.containers.len(), 3);
+        assert!(!pruned.is_beyond_bound);
+    }
+
+    #[tokio::test]
+    async fn an_engine_in_a_pod_beyond_its_bound_is_one_that_cannot_be_read() {
+        let labels: serde_json::Map<String, Value> =
+            (0..9000).map(|n| (format!("{n:060}"), json!(""))).collect();
+        let pod = json!({
+            "metadata": { "name": "a", "namespace": "b", "uid": "c", "labels": labels },
+            "spec": { "nodeName": "n", "containers": [{ "name": "e", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }] },
+            "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
+        });
+        let seen = PodOnNode::of(&listed(pod, Answers::Pruned).await).unwrap();
+        assert!(seen.is_beyond_bound && seen.wants_gpu);
+    }
 
     fn pod(edit: impl FnOnce(&mut serde_json::Value)) -> Option<PodOnNode> {
         let mut pod = json!({

@@ -3,9 +3,7 @@
 //! Known pods stay while the watch is down: pods come and go more slowly than API servers restart.
 
 use super::{PodOnNode, PodSource};
-use crate::agent::error_text::root_cause;
-use crate::ids::{NodeName, PodUid};
-use crate::kubernetes::objects;
+use crate::error_text::root_cause;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt;
@@ -14,6 +12,8 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::{NodeName, PodUid};
 use tokio::task::JoinHandle;
 
 /// Pods in one page of a list: what a node's tenants write has to fit into the agent's memory, page by page.

@@ -7,14 +7,12 @@
 
 pub mod destination;
 pub mod replica;
-pub mod trust;
 
 pub use destination::{Destination, Scheme};
 pub use replica::{PublishOutcome, ReplicaState};
-pub use trust::TrustError;
+use stowage_telemetry::trust;
+pub use stowage_telemetry::trust::TrustError;
 
-use crate::report::NodeReport;
-use crate::units::Millis;
 use bytes::Bytes;
 use futures::future::join_all;
 use replica::ReplicaClient;
@@ -23,6 +21,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use stowage_report::NodeReport;
+use stowage_scheduling::units::Millis;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 use trust::Trust;

@@ -1,7 +1,6 @@
 //! One replica of Stowage: the connection to its address, and the results of reports sent there.
 
 use super::destination::Destination;
-use crate::coded::coded;
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -18,6 +17,7 @@ use std::future::{Ready, ready};
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+use stowage_scheduling::coded::coded;
 use tower::Service;
 use tracing::{info, warn};
 

@@ -1,17 +1,17 @@
 //! The model that a command line names: a file, a folder with one, standard input, or one that is built in.
 
 use crate::cli::standard_input::is_standard_input;
-use crate::estimate::architecture::ModelArchitecture;
-use crate::estimate::config::Config;
-use crate::estimate::quantization::Precision;
-use crate::estimate::shipped::{MODELS, ShippedModel};
-use crate::estimate::{Estimate, PartName, Workload};
-use crate::units::Bytes;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use stowage_scheduling::units::Bytes;
+use stowage_sizing::estimate::architecture::ModelArchitecture;
+use stowage_sizing::estimate::config::Config;
+use stowage_sizing::estimate::quantization::Precision;
+use stowage_sizing::estimate::shipped::{MODELS, ShippedModel};
+use stowage_sizing::estimate::{Estimate, PartName, Workload};
 
 const CONFIG: &str = "config.json";
 /// The largest known one has a few hundred KiB; a file of weights is refused before it is read.

@@ -4,12 +4,6 @@ use super::ObserveArgs;
 use crate::cli::operators_client;
 use crate::cli::pod_argument::pod_key;
 use crate::cli::standard_input::is_standard_input;
-use crate::engine_metrics;
-use crate::estimate::right_size::Observation;
-use crate::ids::{NodeName, PodKey, PodUid};
-use crate::report::{EngineReport, NodeReport};
-use crate::scheduling::explaining::fleet::Fleet;
-use crate::units::Bytes;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes as Chunk;
 use http::{Request, StatusCode, Uri};
@@ -22,6 +16,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
+use stowage_report::engine_metrics;
+use stowage_report::{EngineReport, NodeReport};
+use stowage_scheduling::explaining::fleet::Fleet;
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
+use stowage_scheduling::units::Bytes;
+use stowage_sizing::estimate::right_size::Observation;
 
 /// A node's report, as `/debug/reports` prints it.
 #[derive(Debug, Deserialize)]

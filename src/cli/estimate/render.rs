@@ -4,11 +4,11 @@
 use super::model::Listed;
 use super::{Answer, Observed};
 use crate::cli::lines;
-use crate::estimate::gpus::GpuFit;
-use crate::estimate::pod::PodLines;
-use crate::estimate::right_size::Advice;
-use crate::estimate::{PartName, grouped};
-use crate::units::Bytes;
+use stowage_scheduling::units::Bytes;
+use stowage_sizing::estimate::gpus::GpuFit;
+use stowage_sizing::estimate::pod::PodLines;
+use stowage_sizing::estimate::right_size::Advice;
+use stowage_sizing::estimate::{PartName, grouped};
 
 pub fn text(answer: &Answer) -> String {
     let mut text = heading(answer) + "\n" + &table(answer);

@@ -12,17 +12,17 @@ use super::output::OutputArgs;
 use super::pod_argument::PodArgument;
 use super::policy::policy_at;
 use super::{NO_ANSWER, no_answer, standard_input};
-use crate::ids::NodeName;
-use crate::policy_watch;
-use crate::scheduling::explaining::explanation::PodVerdict;
-use crate::scheduling::explaining::{Explanation, ShownNodes};
-use crate::telemetry::wants_no_color;
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use render::Paint;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_scheduling::explaining::explanation::PodVerdict;
+use stowage_scheduling::explaining::{Explanation, ShownNodes};
+use stowage_scheduling::ids::NodeName;
+use stowage_server::policy_watch;
+use stowage_telemetry::wants_no_color;
 
 const EXIT_CODES: &str = "Exit codes: 0 if the pod is placed or fits, 1 if it does not fit or its victims have not left, 2 if the \
                           pod is unknown, nothing answers, or the arguments are invalid.";

@@ -1,18 +1,18 @@
 //! An explanation as it would have been at a time in the past: the recording is replayed up to there.
 
 use crate::cli::replay::source::Source;
-use crate::ids::PodKey;
-use crate::policy_file::format;
-use crate::recording::entry::{Entry, SegmentHeader};
-use crate::recording::read::Part;
-use crate::recording::replay::Replay;
-use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
-use crate::units::{Millis, Moment};
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
+use stowage_policy_file::format;
+use stowage_recording::entry::{Entry, SegmentHeader};
+use stowage_recording::read::Part;
+use stowage_recording::replay::Replay;
+use stowage_scheduling::explaining::{Explanation, ShownNodes, explain};
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// A recording that ends before `--at` by less than this is one up to now.
 const AT_THE_END: Millis = Millis::seconds(5);

@@ -3,16 +3,16 @@
 use crate::cli::access::Access;
 use crate::cli::note;
 use crate::cli::operators_client::{self, NoAnswer, escaped};
-use crate::ids::PodKey;
-use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
-use crate::kubernetes::index::ClusterIndex;
-use crate::kubernetes::objects;
-use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::RequestError;
-use crate::service::Service;
 use k8s_openapi::api::core::v1::Pod;
 use std::path::Path;
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::explaining::{Explanation, ShownNodes, explain};
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::vocabulary::demand::RequestError;
+use stowage_server::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
+use stowage_server::kubernetes::index::ClusterIndex;
+use stowage_server::service::Service;
 
 /// Why there is no explanation. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +89,7 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::NodeName;
+    use stowage_scheduling::ids::NodeName;
 
     #[test]
     fn the_query_to_a_server_is_escaped() {

@@ -2,23 +2,23 @@
 //! changed before you commit it.
 
 use super::render::{Paint, text};
-use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
-use crate::scheduling::explaining::{ShownNodes, explain};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
-use crate::scheduling::policy::{Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window};
-use crate::scheduling::testkit::lending;
-use crate::scheduling::verbs::bind::BindAsked;
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
-use crate::scheduling::verbs::observe::PodDeleted;
-use crate::scheduling::verbs::wait::Reserve;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
-use crate::scheduling::vocabulary::model_tier::ModelTier;
-use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::{Bytes, Millis};
 use std::path::PathBuf;
 use std::sync::Arc;
+use stowage_scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
+use stowage_scheduling::explaining::{ShownNodes, explain};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
+use stowage_scheduling::policy::{Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window};
+use stowage_scheduling::testkit::lending;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::verbs::bind::BindAsked;
+use stowage_scheduling::verbs::binding::BindingWritten;
+use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use stowage_scheduling::verbs::observe::PodDeleted;
+use stowage_scheduling::verbs::wait::Reserve;
+use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use stowage_scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// Two nodes of two GPUs on which a job and some services run.
 fn usual(policy: Policy) -> ExplainedCluster {
@@ -41,7 +41,7 @@ fn report(world: &mut ExplainedCluster, busy: &[(usize, u8, u32)]) {
 fn check(golden: &str, world: &mut ExplainedCluster, pod: &Sketch) {
     let explanation = world.explained(pod, &ShownNodes::default());
     let text = text(&explanation, Paint::Plain);
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/explain/{golden}.txt"));
+    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/explain/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::write(&path, &text).unwrap();
     }

@@ -10,14 +10,14 @@ use super::is_of_broken_pipe;
 use super::operators_client::{self, NoAnswer, escaped};
 use super::output::OutputArgs;
 use crate::cli::note;
-use crate::ids::ModelId;
-use crate::scheduling::explaining::models::{ModelList, ModelLocations};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::Write;
 use std::process::ExitCode;
+use stowage_scheduling::explaining::models::{ModelList, ModelLocations};
+use stowage_scheduling::ids::ModelId;
 
 const EXIT_CODES: &str = "Exit codes: 0 if the model (without one: any model) is somewhere, 1 if it is nowhere, 2 if nothing \
                           answers or the arguments are invalid.";

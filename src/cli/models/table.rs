@@ -1,12 +1,12 @@
 //! Formats where models are as tables.
 
 use crate::cli::lines;
-use crate::ids::GpuUuid;
-use crate::scheduling::explaining::models::{
+use stowage_scheduling::explaining::models::{
     ModelCounts, ModelList, ModelLocations, ModelPlace, ModelPlaceState,
 };
-use crate::scheduling::explaining::units::length;
-use crate::units::Millis;
+use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::units::Millis;
 
 /// UUIDs up to this length are shown whole; NVML's have 40 characters.
 const WHOLE_UUID: usize = 16;

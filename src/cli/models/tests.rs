@@ -2,18 +2,18 @@
 //! before you commit it.
 
 use super::table;
-use crate::ids::ModelId;
-use crate::scheduling::explaining::models::{Page, list, locate};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
-use crate::scheduling::verbs::observe::ReadingReported;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::units::{Bytes, Millis};
 use std::path::PathBuf;
+use stowage_scheduling::explaining::models::{Page, list, locate};
+use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::verbs::observe::ReadingReported;
+use stowage_scheduling::vocabulary::demand::Sharing;
+use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use stowage_scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
 const LLAMA: &str = "meta-llama/Llama-3.1-8B";
 const QWEN: &str = "Qwen/Qwen3-32B";
@@ -23,7 +23,7 @@ fn model(name: &str) -> ModelId {
 }
 
 fn check(golden: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/models/{golden}.txt"));
+    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/models/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -39,7 +39,7 @@ fn engine(pod: &str, name: &str, on: (&str, u32), state: EngineModelState) -> En
         gpus: [gpu_at(on.0, on.1)].into(),
         state,
         reusable_in: (pod == "launcher").then(|| "default".into()),
-        seen: crate::scheduling::testkit::START,
+        seen: stowage_scheduling::testkit::START,
     }
 }
 

@@ -5,17 +5,9 @@
 
 use super::gather::{Gathered, kinds_from_objects, pods, policy_for};
 use super::text;
-use crate::capacity_plan::gpu_types::GpuType;
-use crate::capacity_plan::plan;
-use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate};
-use crate::capacity_plan::report::CapacityPlan;
-use crate::capacity_plan::shorthand::{BadNodes, NodeShorthand};
 use crate::cli::note;
 use crate::cli::output::OutputArgs;
 use crate::cli::{is_of_broken_pipe, standard_input};
-use crate::kubernetes::dump::{Dump, DumpContents};
-use crate::kubernetes::manifests::Manifests;
-use crate::scheduling::policy::Policy;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
@@ -23,6 +15,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use stowage_scheduling::policy::Policy;
+use stowage_server::kubernetes::dump::{Dump, DumpContents};
+use stowage_server::kubernetes::manifests::Manifests;
+use stowage_sizing::capacity_plan::gpu_types::GpuType;
+use stowage_sizing::capacity_plan::plan;
+use stowage_sizing::capacity_plan::question::{CapacityQuestion, NodeTemplate};
+use stowage_sizing::capacity_plan::report::CapacityPlan;
+use stowage_sizing::capacity_plan::shorthand::{BadNodes, NodeShorthand};
 
 const HELP: &str = "Each KEY=VALUE of --nodes is one of gpus (of a node), gpu (its type), vram (of a GPU, where the type is not known), cpu, \
                     memory, label (KEY=VALUE, repeatable), count (the most nodes there can be) and name. CPU or memory that \

@@ -1,24 +1,22 @@
 //! What a plan of capacity is asked, read from files: the policy, the pods of manifests and of a dump, and kinds of nodes from
 //! Node objects. Nothing is decided here; what cannot be part of a plan is named.
 
-use crate::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateHost};
-use crate::capacity_plan::report::{NotHeldReason, PodNotHeld};
+use super::objects::{DroppedRule, NoTemplate, PlannedPod, node_template, pod_to_place};
 use crate::cli::policy::policy_at;
-use crate::ids::PodKey;
-use crate::kubernetes::dump::DumpContents;
-use crate::kubernetes::manifests::Manifests;
-use crate::kubernetes::objects::capacity_plan::{
-    DroppedRule, NoTemplate, PlannedPod, node_template, pod_to_place,
-};
-use crate::policy_watch;
-use crate::scheduling::kube_filters::Amounts;
-use crate::scheduling::policy::{Mode, Policy};
-use crate::units::{Bytes, MilliCpu, plural};
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::kube_filters::Amounts;
+use stowage_scheduling::policy::{Mode, Policy};
+use stowage_scheduling::units::{Bytes, MilliCpu, plural};
+use stowage_server::kubernetes::dump::DumpContents;
+use stowage_server::kubernetes::manifests::Manifests;
+use stowage_server::policy_watch;
+use stowage_sizing::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateHost};
+use stowage_sizing::capacity_plan::report::{NotHeldReason, PodNotHeld};
 
 /// More kinds of nodes than a cluster has.
 const MAX_KINDS: usize = 16;

@@ -3,6 +3,7 @@
 
 mod capacity;
 mod gather;
+mod objects;
 mod text;
 
 use anyhow::Result;

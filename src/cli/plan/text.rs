@@ -2,13 +2,13 @@
 //! have no place.
 
 use super::capacity::{CapacityAnswer, TypesAnswer};
-use crate::capacity_plan::report::{
+use crate::cli::output::lines;
+use std::collections::BTreeMap;
+use stowage_scheduling::units::{Bytes, have, plural};
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_sizing::capacity_plan::report::{
     CapacityPlan, GpuPlan, GpuSharing, NodeKindPlan, NodePlan, NotHeldReason, OneMore, PodNotHeld, PodOnGpu,
 };
-use crate::cli::output::lines;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::{Bytes, have, plural};
-use std::collections::BTreeMap;
 
 /// More rows than a screen has; programs get them all.
 const MAX_ROWS: usize = 60;

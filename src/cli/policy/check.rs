@@ -3,16 +3,16 @@
 use super::{print_diagnostics, unreadable};
 use crate::cli::output::OutputArgs;
 use crate::cli::standard_input;
-use crate::policy_file::diagnostic::json::{JsonDiagnostic, findings};
-use crate::policy_file::diagnostic::{Diagnostic, has_errors};
-use crate::policy_file::{PolicySources, SourceText, load};
-use crate::policy_watch::read;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_policy_file::diagnostic::json::{JsonDiagnostic, findings};
+use stowage_policy_file::diagnostic::{Diagnostic, has_errors};
+use stowage_policy_file::{PolicySources, SourceText, load};
+use stowage_server::policy_watch::read;
 
 const EXIT_CODES: &str = "Exit codes: 0 if every policy is sound, 1 if one would be refused, 2 if one cannot be read or the arguments are invalid.";
 

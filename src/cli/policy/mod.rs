@@ -11,14 +11,14 @@ pub use diff::policy as policy_at;
 pub use schema::{SchemaArgs, print_policy_schema};
 
 use crate::cli::note;
-use crate::policy_file::diagnostic::Diagnostic;
-use crate::policy_file::diagnostic::text::{Colors, render};
-use crate::policy_file::{PolicySources, SourceText};
-use crate::telemetry::wants_no_color;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use stowage_policy_file::diagnostic::Diagnostic;
+use stowage_policy_file::diagnostic::text::{Colors, render};
+use stowage_policy_file::{PolicySources, SourceText};
+use stowage_telemetry::wants_no_color;
 
 #[derive(Debug, Args)]
 pub struct PolicyArgs {

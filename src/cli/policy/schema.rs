@@ -1,10 +1,10 @@
 //! `stowage policy schema`: the JSON Schema of policy files, for editors that complete and check.
 
-use crate::policy_file::shape::{policy_schema, test_schema};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::process::ExitCode;
+use stowage_policy_file::shape::{policy_schema, test_schema};
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {

@@ -1,13 +1,13 @@
 //! `stowage policy show`: one policy in full.
 
 use super::{print_diagnostics, unreadable};
-use crate::policy_file::load;
-use crate::policy_watch::read;
 use anyhow::Result;
 use clap::Args;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_policy_file::load;
+use stowage_server::policy_watch::read;
 
 const EXIT_CODES: &str = "Exit codes: 0 for a sound policy, 1 if it would be refused, 2 if it cannot be read or the arguments are invalid.";
 

@@ -4,17 +4,17 @@ use super::{print_diagnostics, unreadable};
 use crate::cli::note;
 use crate::cli::output::OutputArgs;
 use crate::cli::standard_input;
-use crate::policy_cases;
-use crate::policy_cases::{CaseOutcome, Difference};
-use crate::policy_file::{Loaded, SourceText, load};
-use crate::policy_watch::read;
-use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use stowage_policy_file::cases as policy_cases;
+use stowage_policy_file::cases::{CaseOutcome, Difference};
+use stowage_policy_file::{Loaded, SourceText, load};
+use stowage_scheduling::units::plural;
+use stowage_server::policy_watch::read;
 
 const EXIT_CODES: &str = "Exit codes: 0 if every case holds, 1 if one does not, a policy would be refused or a path has no case, 2 if something cannot be read or the arguments are invalid.";
 

@@ -7,11 +7,6 @@ mod under;
 
 use super::output::OutputArgs;
 use super::{NO_ANSWER, no_answer};
-use crate::build_info;
-use crate::recording::entry::Entry;
-use crate::recording::read::Part;
-use crate::recording::replay::{Divergence, Progress, Replay, ReplayError};
-use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
@@ -20,6 +15,11 @@ use source::Source;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_recording::entry::Entry;
+use stowage_recording::read::Part;
+use stowage_recording::replay::{Divergence, Progress, Replay, ReplayError};
+use stowage_scheduling::units::plural;
+use stowage_telemetry::build_info;
 use under::UnderArgs;
 
 const EXIT_CODES: &str = "Exit codes: 0 if no answer differs from the recording, 1 if one does, 2 if the recording cannot be read to \

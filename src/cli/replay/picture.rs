@@ -1,8 +1,8 @@
 //! The picture of `stowage replay --policy`: what differs over time between the recorded policy and the other one.
 
-use crate::cli::simulate::picture::{Panel, PanelLine};
-use crate::recording::closed_loop::comparison::{LoopFigures, LoopSample, PolicyComparison};
-use crate::units::{Bytes, Millis};
+use stowage_lab::simulate::picture::{Panel, PanelLine};
+use stowage_recording::closed_loop::comparison::{LoopFigures, LoopSample, PolicyComparison};
+use stowage_scheduling::units::{Bytes, Millis};
 
 /// About so many figures along an axis.
 const FIGURES: f64 = 4.0;

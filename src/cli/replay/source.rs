@@ -1,13 +1,13 @@
 //! Where a recording comes from: a directory of segments, a file, or standard input.
 
 use crate::cli::standard_input::is_standard_input;
-use crate::flight_recorder::Ring;
-use crate::recording::entry::{Entry, Gap};
-use crate::recording::read::{Part, ReadError, Reader};
 use anyhow::{Result, anyhow, bail};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
+use stowage_recording::entry::{Entry, Gap};
+use stowage_recording::read::{Part, ReadError, Reader};
+use stowage_server::flight_recorder::Ring;
 
 /// The parts of a recording, in order, of all its files.
 pub struct Source {

@@ -7,22 +7,22 @@ use crate::cli::NO_ANSWER;
 use crate::cli::note;
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
-#[cfg(feature = "lab")]
-use crate::cli::simulate::picture::PictureFile;
 use crate::cli::standard_input::{is_standard_input, shown};
-use crate::recording::closed_loop::comparison::{
-    Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
-};
-use crate::recording::closed_loop::demand::RecordedDemand;
-use crate::recording::closed_loop::policies::LoopPolicy;
-use crate::recording::read::Part;
-use crate::scheduling::policy::{Mode, PackingPolicy};
-use crate::units::{Bytes, Millis, plural};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+#[cfg(feature = "lab")]
+use stowage_lab::simulate::picture::PictureFile;
+use stowage_recording::closed_loop::comparison::{
+    Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
+};
+use stowage_recording::closed_loop::demand::RecordedDemand;
+use stowage_recording::closed_loop::policies::LoopPolicy;
+use stowage_recording::read::Part;
+use stowage_scheduling::policy::{Mode, PackingPolicy};
+use stowage_scheduling::units::{Bytes, Millis, plural};
 
 /// Pods of which the text shows where they went; `-o json` has all.
 const SHOWN: usize = 10;

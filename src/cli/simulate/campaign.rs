@@ -1,6 +1,5 @@
 //! What `stowage simulate faults` and `decisions` share: seeds and minutes on the command line, and what is printed of a campaign.
 
-use crate::build_info;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
@@ -11,6 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stowage_telemetry::build_info;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OutputFormat {

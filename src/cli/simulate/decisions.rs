@@ -5,11 +5,6 @@ use super::campaign::{
     OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes, print,
 };
 use super::progress;
-use crate::lab::campaign::{CampaignResult, CampaignRules};
-use crate::lab::simulate::decisions::shrink::shrink;
-use crate::lab::simulate::decisions::step::StepKind;
-use crate::lab::simulate::decisions::tally::DecisionTally;
-use crate::lab::simulate::decisions::{DecisionSequence, MOST_NODES, STEPS, play, play_aloud};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -18,6 +13,11 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use stowage_lab::campaign::{CampaignResult, CampaignRules};
+use stowage_lab::simulate::decisions::shrink::shrink;
+use stowage_lab::simulate::decisions::step::StepKind;
+use stowage_lab::simulate::decisions::tally::DecisionTally;
+use stowage_lab::simulate::decisions::{DecisionSequence, MOST_NODES, STEPS, play, play_aloud};
 
 #[derive(Debug, Args)]
 #[command(after_help = step_list())]

@@ -5,13 +5,6 @@ use super::campaign::{
     OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes, print,
 };
 use super::progress;
-use crate::lab::campaign::{CampaignResult, CampaignRules};
-use crate::lab::faults::campaign::play_all;
-use crate::lab::faults::fault::FaultKind;
-use crate::lab::faults::planted::PlantedBug;
-use crate::lab::faults::shrink::shrink;
-use crate::lab::faults::tally::FaultTally;
-use crate::lab::faults::{History, STEPS, check_folder, play};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
@@ -20,6 +13,13 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use stowage_lab::campaign::{CampaignResult, CampaignRules};
+use stowage_lab::faults::campaign::play_all;
+use stowage_lab::faults::fault::FaultKind;
+use stowage_lab::faults::planted::PlantedBug;
+use stowage_lab::faults::shrink::shrink;
+use stowage_lab::faults::tally::FaultTally;
+use stowage_lab::faults::{History, STEPS, check_folder, play};
 
 /// How long a failing history is made smaller, unless `--shrink` says otherwise.
 const SHRINK_SECONDS: u64 = 60;

@@ -5,11 +5,9 @@ mod campaign;
 mod decisions;
 mod faults;
 mod packing;
-pub mod picture;
 mod preemption;
 mod scenario;
 
-use crate::lab::simulate::openb::{NODES, Trace, TraceText};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,6 +17,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use stowage_lab::simulate::openb::{NODES, Trace, TraceText};
 
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
@@ -160,9 +159,9 @@ fn progress(runs: u64) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::openb::PODS;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
+    use stowage_lab::simulate::openb::PODS;
 
     #[test]
     fn seeds_are_one_or_a_range_with_both_its_ends() {

@@ -2,9 +2,6 @@
 //! `lab::simulate::preemption`.
 
 use super::{Seeds, side_by_side, trace_in};
-use crate::lab::simulate::openb::{PODS, built_in};
-use crate::lab::simulate::preemption::report::{OrderLine, RunOutcome, Spread};
-use crate::lab::simulate::preemption::{Report, VictimOrder, Workload, WorkloadExtent, play};
 use anyhow::Result;
 use clap::Args;
 use comfy_table::presets::NOTHING;
@@ -13,6 +10,9 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_lab::simulate::openb::{PODS, built_in};
+use stowage_lab::simulate::preemption::report::{OrderLine, RunOutcome, Spread};
+use stowage_lab::simulate::preemption::{Report, VictimOrder, Workload, WorkloadExtent, play};
 
 #[derive(Debug, Args)]
 pub struct SimulatePreemptionArgs {
@@ -142,8 +142,8 @@ fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::preemption::PreemptionTally;
-    use crate::lab::simulate::preemption::tally::GpuTime;
+    use stowage_lab::simulate::preemption::PreemptionTally;
+    use stowage_lab::simulate::preemption::tally::GpuTime;
 
     fn report() -> Report {
         let extent = WorkloadExtent { node_step: 24, ..WorkloadExtent::BUILT_IN };

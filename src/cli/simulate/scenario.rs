@@ -1,13 +1,7 @@
 //! `stowage simulate SCENARIO` and `stowage simulate all`: stories played in simulated time, with what each is compared with, as a
 //! table, an object or a picture. The scenarios are in `lab::simulate::fleet::scenarios`.
 
-use super::picture::{Panel, PanelLine, PictureFile};
 use super::{Seeds, progress, side_by_side};
-use crate::lab::simulate::fleet::scenarios::{
-    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TargetResult, TraceFileText,
-    VariantLine,
-};
-use crate::lab::simulate::preemption::report::Spread;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use comfy_table::presets::NOTHING;
@@ -16,6 +10,12 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use stowage_lab::simulate::fleet::scenarios::{
+    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TargetResult, TraceFileText,
+    VariantLine,
+};
+use stowage_lab::simulate::picture::{Panel, PanelLine, PictureFile};
+use stowage_lab::simulate::preemption::report::Spread;
 
 #[derive(Debug, Args)]
 pub struct ScenarioArgs {

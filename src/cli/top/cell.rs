@@ -1,10 +1,10 @@
 //! One figure of a table: what it sorts by, and its text. The text is made when it is shown, so that a table of thousands of rows
 //! costs what is on the screen.
 
-use crate::ids::printable;
-use crate::scheduling::explaining::units::length;
-use crate::units::{Bytes, Millis, Percent};
 use std::cmp::Ordering;
+use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::ids::printable;
+use stowage_scheduling::units::{Bytes, Millis, Percent};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {

@@ -3,12 +3,12 @@
 use super::cell::Cell;
 use super::state::Top;
 use super::view::{Column, View, allocated};
-use crate::ids::printable;
-use crate::scheduling::explaining::fleet::Fleet;
-use crate::units::plural;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
+use stowage_scheduling::explaining::fleet::Fleet;
+use stowage_scheduling::ids::printable;
+use stowage_scheduling::units::plural;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colors {

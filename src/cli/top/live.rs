@@ -2,12 +2,12 @@
 
 use super::draw::{Colors, draw};
 use super::state::{Next, Top};
-use crate::scheduling::explaining::fleet::Fleet;
 use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
+use stowage_scheduling::explaining::fleet::Fleet;
 
 /// How soon a new answer, or a signal, is seen.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

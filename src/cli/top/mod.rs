@@ -14,8 +14,6 @@ use super::operators_client::{self, NoAnswer};
 use super::output::OutputArgs;
 use super::{duration, is_of_broken_pipe, lines};
 use crate::cli::note;
-use crate::scheduling::explaining::fleet::Fleet;
-use crate::telemetry::wants_no_color;
 use anyhow::{Result, bail};
 use clap::Args;
 use draw::{Colors, summary_of};
@@ -27,6 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
+use stowage_scheduling::explaining::fleet::Fleet;
+use stowage_telemetry::wants_no_color;
 use tokio::signal::unix::{SignalKind, signal};
 use view::View;
 

@@ -3,9 +3,9 @@
 
 use super::cell::Cell;
 use super::view::View;
-use crate::scheduling::explaining::fleet::Fleet;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::time::Duration;
+use stowage_scheduling::explaining::fleet::Fleet;
 
 /// A sort by one of the view's columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

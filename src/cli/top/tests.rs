@@ -4,20 +4,20 @@ use super::draw::{Colors, draw};
 use super::state::{Next, Top};
 use super::table;
 use super::view::View;
-use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::scheduling::explaining::fleet::{
-    Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod, FleetReservation,
-};
-use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Millis, Moment, Percent};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::path::PathBuf;
 use std::time::Duration;
+use stowage_scheduling::explaining::fleet::{
+    Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod, FleetReservation,
+};
+use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
+use stowage_scheduling::ledger::{OccupantPhase, SchedulingGate};
+use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_reading::Freshness;
 
 const NOW: Moment = Moment(100_000_000);
 
@@ -151,7 +151,7 @@ fn frame(top: &mut Top, width: u16, height: u16) -> String {
 }
 
 fn check(golden: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/top/{golden}.txt"));
+    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/top/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();

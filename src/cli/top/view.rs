@@ -1,13 +1,13 @@
 //! The fleet as tables: one for each view, with its columns and a row for each thing. Pure.
 
 use super::cell::Cell;
-use crate::scheduling::explaining::fleet::{Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod};
-use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Moment, Percent};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
+use stowage_scheduling::explaining::fleet::{Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod};
+use stowage_scheduling::ledger::{OccupantPhase, SchedulingGate};
+use stowage_scheduling::units::{Bytes, Moment, Percent};
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::node_reading::Freshness;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum View {

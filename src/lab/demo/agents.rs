@@ -6,16 +6,16 @@
 use super::api_server::ApiServer;
 use super::hardware::{Hardware, SimulatedGpus, SimulatedModels, SimulatedOwners};
 use super::machine::DemoMachine;
-use crate::agent::engines::EngineWatcher;
-use crate::agent::engines::limits::EngineLimits;
-use crate::agent::pods::watched::WatchedPods;
-use crate::agent::publish::Publisher;
-use crate::agent::round::{ReportSources, Rounds};
-use crate::ids::NodeName;
 use anyhow::Result;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_agent::engines::EngineWatcher;
+use stowage_agent::engines::limits::EngineLimits;
+use stowage_agent::pods::watched::WatchedPods;
+use stowage_agent::publish::Publisher;
+use stowage_agent::round::{ReportSources, Rounds};
+use stowage_scheduling::ids::NodeName;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 

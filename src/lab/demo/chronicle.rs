@@ -4,10 +4,10 @@
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;
 use super::reported::ReportedEngines;
-use crate::ids::PodUid;
-use crate::kubernetes::objects::{VRAM, written};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use stowage_kubernetes_objects::{VRAM, written};
+use stowage_scheduling::ids::PodUid;
 
 /// The share of a GPU that the default policy allocates to pods, in percent.
 const PROMISABLE_PERCENT: u64 = 90;

@@ -131,7 +131,7 @@ fn page(model: &str, load: StubEngineLoad, tokens: u64, is_asleep: bool) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine_metrics::{Engine, read};
+    use stowage_report::engine_metrics::{Engine, read};
 
     #[test]
     fn its_page_says_what_the_story_says() {

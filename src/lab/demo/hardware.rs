@@ -8,22 +8,22 @@ use super::api_server::ApiServer;
 use super::machine::DemoMachine;
 use super::sleeping;
 use super::termination;
-use crate::agent::models::{ModelScan, ModelSource};
-use crate::agent::nvml::{GpuSample, GpuSource};
-use crate::agent::ownership::OwnerSource;
-use crate::agent::pods::PodOnNode;
-use crate::ids::{GpuModel, GpuUuid, ModelId, PodUid};
-use crate::kubernetes::objects::written;
-use crate::report::{DeviceNumbers, GpuReport, MissingPart, ModelReport, ProcessReport};
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::model_tier::ModelTier;
-use crate::telemetry::agent::SensorReading;
-use crate::units::Bytes;
 use futures::future::{BoxFuture, ready};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stowage_agent::models::{ModelScan, ModelSource};
+use stowage_agent::nvml::{GpuSample, GpuSource};
+use stowage_agent::ownership::OwnerSource;
+use stowage_agent::pods::PodOnNode;
+use stowage_kubernetes_objects::written;
+use stowage_report::{DeviceNumbers, GpuReport, MissingPart, ModelReport, ProcessReport};
+use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, PodUid};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
+use stowage_telemetry::agent::SensorReading;
 
 /// The first process on a machine that a pod starts.
 const FIRST_PID: u32 = 4000;
@@ -199,7 +199,7 @@ impl ModelSource for SimulatedModels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::demo::machine::OnDisk;
+    use crate::demo::machine::OnDisk;
     use serde_json::json;
 
     const MACHINE: DemoMachine = DemoMachine {

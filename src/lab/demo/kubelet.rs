@@ -7,13 +7,13 @@
 use super::termination;
 use super::watching::{self, WatchNotice};
 use super::writes;
-use crate::agent::engines::address::METRICS_PORT;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_agent::engines::address::METRICS_PORT;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 

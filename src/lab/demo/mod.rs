@@ -28,7 +28,6 @@ mod watching;
 mod what_if;
 mod writes;
 
-use crate::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 use anyhow::Result;
 use play::Play;
 use screen::Screen;
@@ -38,6 +37,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 
 /// Of the start times.
 const SEED: u64 = 42;

@@ -12,15 +12,15 @@ use super::setup::Setup;
 use super::story::{self, CROWD, Chapter, MACHINES, StoryPod, StoryStep};
 use super::summary::Summary;
 use super::what_if::{ForeseenGpu, Foresight, is_any_engine_starting};
-use crate::ids::ModelId;
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::autoscaling::DesiredReplicas;
-use crate::units::Millis;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::autoscaling::DesiredReplicas;
+use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::units::Millis;
 use tokio::time::MissedTickBehavior;
 
 /// Far longer than any chapter takes: a demo that hangs is a failed demo.

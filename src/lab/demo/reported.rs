@@ -1,11 +1,11 @@
 //! The agents' latest report of each GPU: the board, read as an operator would read it. Nothing is written to it from here.
 
-use crate::extender::reports::Board;
-use crate::ids::{NodeName, PodUid};
-use crate::report::EngineState;
-use crate::scheduling::policy::TelemetryRules;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
-use crate::units::Moment;
+use stowage_report::EngineState;
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::policy::TelemetryRules;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
+use stowage_server::extender::reports::Board;
 
 /// The engines of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]

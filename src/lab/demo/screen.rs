@@ -2,12 +2,12 @@
 
 use super::chronicle::{GpuView, News, PodView};
 use super::reported::ReportedEngines;
-use crate::report::EngineState;
-use crate::telemetry::wants_no_color;
-use crate::units::Bytes;
 use owo_colors::{OwoColorize, Style};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
+use stowage_report::EngineState;
+use stowage_scheduling::units::Bytes;
+use stowage_telemetry::wants_no_color;
 
 const BAR: usize = 16;
 /// `KV 97 % · 40 waiting · serving`, and a little.
@@ -241,8 +241,8 @@ fn short_refusal(message: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::vocabulary::node_reading::EngineLoad;
-    use crate::units::Percent;
+    use stowage_scheduling::units::Percent;
+    use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
     fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
         let engine_load = EngineLoad::of(Percent::new(kv_percent), queue);

@@ -9,11 +9,11 @@ use super::machine::DemoMachine;
 use super::scheduler::StandInScheduler;
 use super::scheduler::config::SchedulerConfig;
 use super::stowage::Stowage;
-use crate::scheduling::policy::Policy;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_scheduling::policy::Policy;
 
 /// A demo second of a pod's grace period, and its engine's start: short enough to watch.
 const GRACE_SECOND: Duration = Duration::from_millis(100);

@@ -6,19 +6,6 @@
 //! [`HiddenSpeeds`] says, with noise on each start. The service is shown what an API server would show: nodes with their images,
 //! and pods that are bound, running and ready.
 
-use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
-use crate::kubernetes::index::ClusterIndex;
-use crate::lab::simulate::random::Random;
-use crate::scheduling::ledger::PodStart;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
-use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::service::{Service, TimeSource};
-use crate::units::{Bytes, Millis};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
 use serde::Serialize;
@@ -26,6 +13,19 @@ use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
+use stowage_scheduling::ledger::PodStart;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
+use stowage_scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
+use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
+use stowage_scheduling::vocabulary::gpu::{Device, Health};
+use stowage_scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use stowage_scheduling::vocabulary::node_reading::NodeReading;
+use stowage_server::kubernetes::index::ClusterIndex;
+use stowage_server::service::{Service, TimeSource};
 
 /// How many times as long a node takes as the policy says.
 #[derive(Debug, Clone, Copy)]

@@ -3,12 +3,12 @@
 use super::engines::StubEngineLoad;
 use super::machine::{DemoMachine, OnDisk};
 use super::termination;
-use crate::kubernetes::objects::PLAN_GATE;
-use crate::policy_file::with_digest;
-use crate::scheduling::policy::{ModelRules, Policy, SleepingRule};
-use crate::units::Millis;
 use anyhow::Result;
 use serde_json::{Value, json};
+use stowage_kubernetes_objects::PLAN_GATE;
+use stowage_policy_file::with_digest;
+use stowage_scheduling::policy::{ModelRules, Policy, SleepingRule};
+use stowage_scheduling::units::Millis;
 
 pub const MACHINES: [DemoMachine; 3] = [
     DemoMachine {

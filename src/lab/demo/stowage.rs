@@ -3,20 +3,20 @@
 //! It is stopped as `serve` stops, or dropped as a process dies: only the state on the API server survives.
 
 use super::api_server::ApiServer;
-use crate::extender::autoscaling::ModelAutoscaling;
-use crate::extender::reports::Board;
-use crate::extender::request::RequestLimits;
-use crate::extender::server::{Endpoint, Endpoints};
-use crate::extender::{Extender, autoscaling, server};
-use crate::kubernetes;
-use crate::kubernetes::LeadWith;
-use crate::scheduling::policy::Policy;
-use crate::service::Service;
 use anyhow::{Context, Result};
 use futures::FutureExt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_scheduling::policy::Policy;
+use stowage_server::extender::autoscaling::ModelAutoscaling;
+use stowage_server::extender::reports::Board;
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::server::{Endpoint, Endpoints};
+use stowage_server::extender::{Extender, autoscaling, server};
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::LeadWith;
+use stowage_server::service::Service;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 

@@ -2,8 +2,8 @@
 
 use super::placement_cost::PlacementManner;
 use super::start_times::StartTimesTable;
-use crate::units::{Millis, plural};
 use serde::Serialize;
+use stowage_scheduling::units::{Millis, plural};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

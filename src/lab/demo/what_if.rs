@@ -1,18 +1,18 @@
 //! What the core would decide for a pod that does not exist yet: the functions that `filter` calls, on the snapshot that it
 //! would use. Changes nothing.
 
-use crate::ids::{GpuUuid, NodeName};
-use crate::kubernetes::objects;
-use crate::scheduling::placing::rank::{ScheduleAttempt, ready, shortlist};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::service::Service;
-use crate::units::Millis;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 use std::sync::Arc;
+use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::{GpuUuid, NodeName};
+use stowage_scheduling::placing::rank::{ScheduleAttempt, ready, shortlist};
+use stowage_scheduling::placing::snapshot::Snapshot;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_server::service::Service;
 
 pub struct Foresight {
     snapshot: Arc<Snapshot>,

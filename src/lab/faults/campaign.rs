@@ -2,7 +2,7 @@
 
 use super::tally::FaultTally;
 use super::{History, HistoryRun, play};
-use crate::lab::campaign::{CampaignResult, CampaignRules};
+use crate::campaign::{CampaignResult, CampaignRules};
 
 /// Plays the histories until one fails. `seen` is told how many have been played.
 pub fn play_all(

@@ -3,10 +3,10 @@
 //!
 //! A [`TimeSource`] has plain functions, so what they read is the thread's: a history has one thread.
 
-use crate::service::TimeSource;
 use jiff::{SignedDuration, Timestamp};
 use std::cell::Cell;
 use std::time::Duration;
+use stowage_server::service::TimeSource;
 use tokio::time::Instant;
 
 /// Hosts on which a replica may run.

@@ -4,11 +4,11 @@
 
 use super::clock;
 use super::fault::FaultKind;
-use crate::kubernetes::port::WriteTimes;
-use crate::lab::demo::api_server::faults::{DelayStage, FaultSource, InjectedFault, Operation};
-use crate::lab::simulate::random::Random;
+use crate::demo::api_server::faults::{DelayStage, FaultSource, InjectedFault, Operation};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_scheduling::testkit::random::Random;
 
 /// The dice of operations begin here among the purposes of a seed.
 const FIRST_PURPOSE: u64 = 100;

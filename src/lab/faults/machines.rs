@@ -4,11 +4,11 @@
 use super::clock;
 use super::oracle::{devices_of, granted_per_gpu};
 use super::world::GPUS;
-use crate::lab::simulate::random::Random;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use stowage_scheduling::testkit::random::Random;
 
 /// Capacity of each GPU.
 pub const TOTAL: u64 = 80 << 30;

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! One thread and a virtual clock: tokio's paused one, which goes on when nothing is left to do at a moment. Plans and searches
-//! run in turn with other tasks ([`crate::service::HeavyWork`]), tasks that wait for the same thing wake in order
-//! ([`crate::service::ChangeCount`]), and the random numbers of retries are seeded. So a seed is a history, to the byte:
+//! run in turn with other tasks ([`stowage_server::service::HeavyWork`]), tasks that wait for the same thing wake in order
+//! ([`stowage_server::service::ChangeCount`]), and the random numbers of retries are seeded. So a seed is a history, to the byte:
 //! [`play`] twice gives the same text.
 //!
 //! [`fault`] lists what can go wrong, [`fates`] draws the outcomes of requests, `oracle` says what must not be, [`planted`] are

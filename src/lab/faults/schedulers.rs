@@ -2,7 +2,7 @@
 //! other takes it when it was given up or has not been renewed for its duration.
 
 use super::clock::HOSTS;
-use crate::lab::demo::api_server::ApiServer;
+use crate::demo::api_server::ApiServer;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 

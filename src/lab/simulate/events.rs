@@ -1,9 +1,9 @@
 //! The event queue, which is the simulation's clock. Events at the same moment are handled in the order of their insertion, so
 //! that a run is reproducible. The meaning of events is not known here.
 
-use crate::units::Moment;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use stowage_scheduling::units::Moment;
 
 #[derive(Debug)]
 pub struct EventQueue<T> {

@@ -14,7 +14,7 @@ pub mod events;
 pub mod fleet;
 pub mod openb;
 pub mod packing;
+pub mod picture;
 pub mod preemption;
-pub mod random;
 mod shown;
 pub mod table;

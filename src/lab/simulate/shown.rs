@@ -1,19 +1,19 @@
 //! A simulated cluster as the core learns of it: nodes with GPUs that are all alike, pods, what a Binding allocates, and what is
 //! kept for a pod that preempts. Each simulation says which; how they are said is this module's.
 
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
-use crate::scheduling::vocabulary::placement::{Placement, Reservation};
-use crate::units::{Bytes, Millis};
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use stowage_scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
+use stowage_scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use stowage_scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use stowage_scheduling::vocabulary::placement::{Placement, Reservation};
 
 /// What all GPUs of a node are.
 #[derive(Debug, Clone, Copy)]

@@ -6,8 +6,8 @@ pub mod json;
 pub mod text;
 
 use super::source::Span;
-use crate::ids::is_printable;
 use serde::Serialize;
+use stowage_scheduling::ids::is_printable;
 
 /// Whether a policy with this diagnostic is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -19,10 +19,10 @@ pub use texts::{
     Subdomain, Timestamp,
 };
 
-use crate::scheduling::policy::{Class, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
+use stowage_scheduling::policy::{Class, Settings};
 
 /// What a class of a file says; the rest is that of the class that it changes.
 pub type WrittenClass = Map<String, Json>;

@@ -1,10 +1,10 @@
 //! Node pools: kinds of nodes, distinguished by their labels.
 
 use super::{LabelValue, MemoryQuantity, MigProfile, Name};
-use crate::scheduling::vocabulary::node::NodeKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// Nodes that are treated alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -1,9 +1,9 @@
 //! Tenants: their shares of the cluster, and the use of idle shares.
 
 use super::{MemoryQuantity, Name, NamePattern};
-use crate::scheduling::policy::{Borrowing, NamespaceSelector, Reclaim};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use stowage_scheduling::policy::{Borrowing, NamespaceSelector, Reclaim};
 
 /// Namespaces that share one part of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

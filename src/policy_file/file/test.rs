@@ -4,11 +4,11 @@ use super::{
     ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
     Timestamp,
 };
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::model_tier::ModelTier;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
 
 /// Cases of a policy, run by `stowage policy test`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -1,8 +1,8 @@
 //! Texts of the file format that name something. Each is checked by its [`TextFormat`], which the check of a file uses too.
 
-use crate::policy_file::format::TextFormat;
-use crate::units::setting::serde_as_text;
-pub use crate::units::setting::{Duration, MemoryQuantity, Percentage};
+use crate::format::TextFormat;
+use stowage_scheduling::units::setting::serde_as_text;
+pub use stowage_scheduling::units::setting::{Duration, MemoryQuantity, Percentage};
 
 /// A text that is not parsed further; only its allowed characters are known.
 macro_rules! words {

@@ -5,7 +5,7 @@
 //! fit together: two `3g` fill an A100 although one compute slice is left.
 
 use super::Malformed;
-use crate::policy_file::nearest::nearest;
+use crate::nearest::nearest;
 
 /// Where a profile can begin, and how many memory slices it takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

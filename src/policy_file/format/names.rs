@@ -1,8 +1,8 @@
 //! Names as Kubernetes allows them. A rule with a name that no object can have would never match.
 
 use super::Malformed;
-use crate::policy_file::diagnostic::quoted;
-use crate::scheduling::policy::selection::is_pattern;
+use crate::diagnostic::quoted;
+use stowage_scheduling::policy::selection::is_pattern;
 
 /// RFC 1123.
 const LONGEST_LABEL: usize = 63;

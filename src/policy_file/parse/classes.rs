@@ -1,9 +1,9 @@
 //! Parses classes: the owner's own in their order, then the built-in ones, changed if the owner names them.
 
 use super::DraftClass;
-use crate::policy_file::file::{PolicySpec, WrittenClass};
-use crate::scheduling::policy::{Class, built_in_classes};
+use crate::file::{PolicySpec, WrittenClass};
 use serde_json::Value as Json;
+use stowage_scheduling::policy::{Class, built_in_classes};
 
 /// The last built-in class takes all remaining pods, and stays last.
 pub const SERVING: &str = "serving";

@@ -10,10 +10,10 @@ pub use super::render::render;
 pub use classes::SERVING;
 
 use super::file::{self, AmountSpec};
-use crate::scheduling::policy::{Class, Policy, PolicyError, Pool, Settings, Tenant};
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::units::Bytes;
 use std::collections::BTreeMap;
+use stowage_scheduling::policy::{Class, Policy, PolicyError, Pool, Settings, Tenant};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 
 /// Limits nothing.
 pub(super) const UNBOUNDED: u64 = u64::MAX;

@@ -1,11 +1,11 @@
 //! What files say and what the policy then is; a policy written out is the same policy.
 
 use super::*;
-use crate::policy_file::shape::SHAPES;
-use crate::policy_file::source::FileId;
-use crate::policy_file::{merge, tree};
-use crate::scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
-use crate::units::{Millis, Percent};
+use crate::shape::SHAPES;
+use crate::source::FileId;
+use crate::{merge, tree};
+use stowage_scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
+use stowage_scheduling::units::{Millis, Percent};
 
 fn file(text: &str) -> file::PolicySpec {
     let (documents, _) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
@@ -89,7 +89,7 @@ fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_change
     let default = Policy::default();
     let batch = default.class(default.class_named("batch").unwrap());
     assert_eq!(class("batch").matches, batch.matches);
-    assert_eq!(class("batch").eviction, crate::scheduling::policy::Preemptibility::ForHigherPriority);
+    assert_eq!(class("batch").eviction, stowage_scheduling::policy::Preemptibility::ForHigherPriority);
     assert_eq!(
         (class("serving").limits.queue, class("serving").limits.kv_cache),
         (Some(5), Percent::new(90))

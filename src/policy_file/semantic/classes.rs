@@ -1,16 +1,16 @@
 //! Checks classes and their names: conditions that no pod can meet, and neighbors that do not exist.
 
 use super::{Written, head, key, selectors, span};
-use crate::policy_file::diagnostic::{Diagnostic, quoted};
-use crate::policy_file::format::duration_text;
-use crate::policy_file::nearest::nearest;
-use crate::policy_file::parse::{DraftClass, SERVING};
-use crate::policy_file::source::Span;
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::SleepingRule;
-use crate::scheduling::vocabulary::classification::MAX_CLASSES;
-use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
-use crate::units::Millis;
+use crate::diagnostic::{Diagnostic, quoted};
+use crate::format::duration_text;
+use crate::nearest::nearest;
+use crate::parse::{DraftClass, SERVING};
+use crate::source::Span;
+use crate::tree::YamlNode;
+use stowage_scheduling::policy::SleepingRule;
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::classification::MAX_CLASSES;
+use stowage_scheduling::vocabulary::demand::LONGEST_GRACE;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");

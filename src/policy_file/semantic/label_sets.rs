@@ -1,7 +1,7 @@
 //! What conditions on labels allow, key by key: exact, so that "takes all that this takes" and "no label meets both" are certain.
 
-use crate::scheduling::policy::{LabelExpression, LabelOperator, Match, NamespaceSelector};
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::policy::{LabelExpression, LabelOperator, Match, NamespaceSelector};
 
 /// What one label may be.
 #[derive(Debug, Clone, PartialEq, Eq)]

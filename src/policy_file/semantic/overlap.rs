@@ -7,12 +7,12 @@
 use super::label_sets::AllowedLabels;
 use super::reach::namespaces_within;
 use super::{Written, span};
-use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::parse::DraftClass;
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::selection::may_both_take;
-use crate::scheduling::policy::{Match, Preemptibility};
+use crate::diagnostic::{Diagnostic, listed, quoted};
+use crate::parse::DraftClass;
+use crate::tree::YamlNode;
 use std::ops::RangeInclusive;
+use stowage_scheduling::policy::selection::may_both_take;
+use stowage_scheduling::policy::{Match, Preemptibility};
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;

@@ -2,12 +2,12 @@
 
 use super::classes::unknown_class;
 use super::{Written, head, key, span};
-use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::file::NodePool;
-use crate::policy_file::format::mig::{FAMILIES, Family};
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::{Class, Mode, Pool};
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::diagnostic::{Diagnostic, listed, quoted};
+use crate::file::NodePool;
+use crate::format::mig::{FAMILIES, Family};
+use crate::tree::YamlNode;
+use stowage_scheduling::policy::{Class, Mode, Pool};
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("nodePools");

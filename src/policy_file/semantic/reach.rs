@@ -6,14 +6,14 @@
 
 use super::label_sets::AllowedLabels;
 use super::{Written, head};
-use crate::policy_file::diagnostic::{Diagnostic, listed};
-use crate::policy_file::parse::{DraftClass, SERVING};
-use crate::policy_file::source::Span;
-use crate::scheduling::policy::selection::takes;
-use crate::scheduling::policy::{Match, Preemptibility};
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::diagnostic::{Diagnostic, listed};
+use crate::parse::{DraftClass, SERVING};
+use crate::source::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use stowage_scheduling::policy::selection::takes;
+use stowage_scheduling::policy::{Match, Preemptibility};
+use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// A class with more cells than this counts as reachable; no hand-written policy needs more.
 const MAX_CELLS: usize = 4096;

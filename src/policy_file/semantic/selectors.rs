@@ -3,9 +3,9 @@
 
 use super::label_sets::AllowedLabels;
 use super::span;
-use crate::policy_file::diagnostic::{Diagnostic, quoted};
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::{LabelExpression, LabelOperator, Match, NamespaceSelector};
+use crate::diagnostic::{Diagnostic, quoted};
+use crate::tree::YamlNode;
+use stowage_scheduling::policy::{LabelExpression, LabelOperator, Match, NamespaceSelector};
 
 /// The labels of a class's pods. `entry` is its `match`.
 pub fn of_pods(matches: &Match, entry: &YamlNode, found: &mut Vec<Diagnostic>) {

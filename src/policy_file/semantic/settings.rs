@@ -1,10 +1,10 @@
 //! Finds settings of the whole policy that contradict each other.
 
 use super::{Written, span};
-use crate::policy_file::diagnostic::{Diagnostic, quoted};
-use crate::policy_file::format::duration_text;
-use crate::units::Millis;
+use crate::diagnostic::{Diagnostic, quoted};
+use crate::format::duration_text;
 use std::collections::BTreeMap;
+use stowage_scheduling::units::Millis;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     telemetry(policy, found);

@@ -1,11 +1,11 @@
 //! Finds spare GPUs of pools that do not exist, or on which Stowage allocates none.
 
 use super::{Written, key, span, windows};
-use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::nearest::nearest;
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::spare::MAX_SPARE_RULES;
+use crate::diagnostic::{Diagnostic, listed, quoted};
+use crate::nearest::nearest;
+use crate::tree::YamlNode;
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::spare::MAX_SPARE_RULES;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let list = policy.merged.get("planning").and_then(|planning| planning.get("spare"));

@@ -1,14 +1,14 @@
 //! Finds guarantees to tenants that cannot be kept, and combinations that cannot be intended.
 
 use super::{Written, selectors, span};
-use crate::policy_file::diagnostic::{Diagnostic, quoted};
-use crate::policy_file::format::quantity_text;
-use crate::policy_file::source::Span;
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::selection::{is_pattern, takes};
-use crate::scheduling::policy::{Borrowing, Tenant};
-use crate::units::{Bytes, plural};
+use crate::diagnostic::{Diagnostic, quoted};
+use crate::format::quantity_text;
+use crate::source::Span;
+use crate::tree::YamlNode;
 use std::collections::BTreeMap;
+use stowage_scheduling::policy::selection::{is_pattern, takes};
+use stowage_scheduling::policy::{Borrowing, Tenant};
+use stowage_scheduling::units::{Bytes, plural};
 
 /// Enough to see which figures are meant.
 const MOST_POOLS_SHOWN: usize = 4;
@@ -182,7 +182,7 @@ fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 /// Only if every pool has a capacity the total is known.
 fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
-    let capacity = |pool: &crate::scheduling::policy::Pool| {
+    let capacity = |pool: &stowage_scheduling::policy::Pool| {
         let all = pool.capacity?;
         let amount = match part {
             TenantResource::Vram => all.vram.0,

@@ -1,13 +1,13 @@
 //! Finds windows that never open, and windows of one list that overlap.
 
 use super::{Written, key, span};
-use crate::policy_file::diagnostic::{Diagnostic, quoted};
-use crate::policy_file::parse::SERVING;
-use crate::policy_file::source::Span;
-use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::Window;
-use crate::scheduling::policy::window::{DAY, DayRange};
+use crate::diagnostic::{Diagnostic, quoted};
+use crate::parse::SERVING;
+use crate::source::Span;
+use crate::tree::YamlNode;
 use std::collections::BTreeMap;
+use stowage_scheduling::policy::Window;
+use stowage_scheduling::policy::window::{DAY, DayRange};
 
 /// Minutes of a week.
 const WEEK: u32 = 7 * DAY as u32;

@@ -1,11 +1,11 @@
 //! Checks a tree against its [`SchemaShape`]: every field known, every value of its kind, all problems at once.
 
 use super::{Field, Needed, SchemaShape};
-use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::format::{Malformed, TextFormat};
-use crate::policy_file::nearest::nearest;
-use crate::policy_file::source::{PolicySources, Span};
-use crate::policy_file::tree::{Atom, Scalar, Style, Value, YamlKey, YamlNode, written};
+use crate::diagnostic::{Diagnostic, listed, quoted};
+use crate::format::{Malformed, TextFormat};
+use crate::nearest::nearest;
+use crate::source::{PolicySources, Span};
+use crate::tree::{Atom, Scalar, Style, Value, YamlKey, YamlNode, written};
 use std::ops::Range;
 
 /// Maximum problems of one document: a document with more is something else than a policy.

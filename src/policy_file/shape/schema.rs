@@ -1,12 +1,12 @@
 //! The JSON Schemas for editors, generated from the file types, with the core's defaults.
 
-use crate::policy_file::file;
-use crate::policy_file::parse::render;
-use crate::scheduling::policy::{self, Policy};
+use crate::file;
+use crate::parse::render;
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value as Json};
+use stowage_scheduling::policy::{self, Policy};
 
 pub fn policy_schema() -> Json {
     let settings = settings().with_transform(RecursiveTransform(without_default));

@@ -1,9 +1,9 @@
 //! What the schema lets through and what it tells; every schema of our own is one that is read here.
 
 use super::*;
-use crate::policy_file::diagnostic::Diagnostic;
-use crate::policy_file::source::{FileId, PolicySources, SourceText};
-use crate::policy_file::tree;
+use crate::diagnostic::Diagnostic;
+use crate::source::{FileId, PolicySources, SourceText};
+use crate::tree;
 
 fn check_text(text: &str) -> Vec<Diagnostic> {
     let files = [SourceText::new("policy.yaml", text)];

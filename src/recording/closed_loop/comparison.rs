@@ -6,15 +6,15 @@ use super::reports::RecordedLoads;
 use super::stage::ClosedLoop;
 pub use super::tally::LoopSample;
 use super::tally::{FirstPlacement, Tally};
-use crate::ids::{GpuUuid, NodeName};
-use crate::recording::entry::{Entry, SegmentHeader};
-use crate::recording::read::Part;
-use crate::scheduling::ledger::LoadError;
-use crate::scheduling::verbs::Input;
-use crate::units::{Bytes, Millis, Moment};
+use crate::entry::{Entry, SegmentHeader};
+use crate::read::Part;
 use jiff::Timestamp;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use stowage_scheduling::ids::{GpuUuid, NodeName};
+use stowage_scheduling::ledger::LoadError;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::Input;
 
 /// Both loops, in progress. Feed them the parts that the demand was read from, in order.
 #[derive(Debug)]

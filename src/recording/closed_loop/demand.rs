@@ -1,21 +1,21 @@
 //! What a recording says was asked of the cluster, whatever was answered: pods with their requests, when they came, for how long
 //! they ran, and what they showed while they did.
 
-use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
-use crate::recording::entry::{Checkpoint, Entry, Numbered};
-use crate::recording::read::Part;
-use crate::scheduling::kube_filters::{NodeFootprint, Requirements};
-use crate::scheduling::ledger::{
-    LoadError, ObservedPhase, PodObservation, PodPhase, PodState, SchedulingGate, StartProgress,
-};
-use crate::scheduling::verbs::binding::{BindingAnswer, PodRead};
-use crate::scheduling::verbs::observe::{FilterPod, FilterPodObserved};
-use crate::scheduling::verbs::{Cluster, Input};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{Checkpoint as Saved, ObservedDisruptionInfo};
-use crate::units::{Millis, Moment};
+use crate::entry::{Checkpoint, Entry, Numbered};
+use crate::read::Part;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
+use stowage_scheduling::kube_filters::{NodeFootprint, Requirements};
+use stowage_scheduling::ledger::{
+    LoadError, ObservedPhase, PodObservation, PodPhase, PodState, SchedulingGate, StartProgress,
+};
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::verbs::binding::{BindingAnswer, PodRead};
+use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved};
+use stowage_scheduling::verbs::{Cluster, Input};
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::disruption_info::{Checkpoint as Saved, ObservedDisruptionInfo};
 
 /// Every pod that asks for GPUs, over the whole recording.
 #[derive(Debug, Default)]

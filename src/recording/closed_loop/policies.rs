@@ -1,9 +1,9 @@
 //! The policy of a loop: the recorded one as it changes, or another one whose windows open and close by the recorded time.
 
-use crate::policy_file::with_digest;
-use crate::policy_windows::TimeZones;
-use crate::scheduling::policy::{Mode, PackingPolicy, Policy};
 use jiff::Timestamp;
+use stowage_policy_file::windows::TimeZones;
+use stowage_policy_file::with_digest;
+use stowage_scheduling::policy::{Mode, PackingPolicy, Policy};
 
 /// By which policy a loop decides.
 #[derive(Debug, Clone, Default)]

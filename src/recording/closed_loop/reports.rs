@@ -4,10 +4,10 @@
 //! a GPU that several pods share cannot be told apart, and is unknown as soon as one of them is elsewhere.
 
 use super::demand::RecordedDemand;
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
-use crate::units::{Bytes, Moment};
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::units::{Bytes, Moment};
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 
 /// The recorded pods as the latest reports showed them, and where they were.
 #[derive(Debug)]

@@ -3,22 +3,22 @@
 
 use super::demand::RecordedBinding;
 use super::stage::{ClosedLoop, Event, ROUND};
-use crate::ids::{NodeName, PodUid};
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
-use crate::scheduling::ledger::ObservedWaiting;
-use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::planning::{PlanStep, PlannedPlacement, loans_to_end, plan};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
-use crate::scheduling::verbs::filter::{self, FilterAsked};
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::verbs::tick::{PackingModelLearned, Tick};
-use crate::scheduling::verbs::wait::{
+use std::collections::BTreeSet;
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
+use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::placing::learned::PackingModel;
+use stowage_scheduling::planning::{PlanStep, PlannedPlacement, loans_to_end, plan};
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
+use stowage_scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
+use stowage_scheduling::verbs::filter::{self, FilterAsked};
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::tick::{PackingModelLearned, Tick};
+use stowage_scheduling::verbs::wait::{
     EvictionsOrdered, NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending,
 };
-use crate::scheduling::vocabulary::node::Node;
-use crate::units::Millis;
-use std::collections::BTreeSet;
+use stowage_scheduling::vocabulary::node::Node;
 
 /// Pods of one planning run.
 const PODS_PER_RUN: usize = 2048;

@@ -7,28 +7,28 @@ use super::demand::{RecordedBinding, RecordedDemand, RecordedPod, Show};
 use super::policies::LoopPolicy;
 use super::reports::{RecordedLoads, Resident};
 use super::tally::Tally;
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::policy_windows::TimeZones;
-use crate::scheduling::kube_filters::NodeFootprint;
-use crate::scheduling::ledger::{
-    LoadError, ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate,
-};
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::planning::PressureWatch;
-use crate::scheduling::policy::{Digest, Policy};
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::observe::{
-    EngineStartObserved, FilterPod, FilterPodObserved, PodDeleted, PodObserved, ReadingReported,
-};
-use crate::scheduling::verbs::tick::{ClockAdvanced, PolicySet};
-use crate::scheduling::verbs::{Cluster, ClusterState, Input};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::units::{Millis, Moment};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_policy_file::windows::TimeZones;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::kube_filters::NodeFootprint;
+use stowage_scheduling::ledger::{
+    LoadError, ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate,
+};
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::planning::PressureWatch;
+use stowage_scheduling::policy::{Digest, Policy};
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::verbs::binding::BindingWritten;
+use stowage_scheduling::verbs::observe::{
+    EngineStartObserved, FilterPod, FilterPodObserved, PodDeleted, PodObserved, ReadingReported,
+};
+use stowage_scheduling::verbs::tick::{ClockAdvanced, PolicySet};
+use stowage_scheduling::verbs::{Cluster, ClusterState, Input};
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
+use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
 /// Between two rounds of the planner.
 pub const ROUND: Millis = Millis::seconds(1);

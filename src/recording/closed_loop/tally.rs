@@ -1,12 +1,12 @@
 //! What a loop came to, counted while it is played.
 
 use super::demand::RecordedBinding;
-use crate::ids::PodUid;
-use crate::scheduling::explaining::fragmentation::fragmented_vram;
-use crate::scheduling::verbs::Cluster;
-use crate::units::{Bytes, Millis, Moment};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use stowage_scheduling::explaining::fragmentation::fragmented_vram;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::Cluster;
 
 /// Of one loop.
 #[derive(Debug, Default)]

@@ -3,29 +3,29 @@
 use super::comparison::{Comparison, PolicyComparison};
 use super::demand::RecordedDemand;
 use super::policies::LoopPolicy;
-use crate::ids::{NodeName, OwnerUid, PodUid};
-use crate::recording::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
-use crate::recording::read::Part;
-use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::policy::{Consolidation, PackingPolicy, Policy};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
-use crate::scheduling::verbs::Input;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
-use crate::scheduling::verbs::filter::{FilterAsked, filter, offered, refused};
-use crate::scheduling::verbs::observe::{
+use crate::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
+use crate::read::Part;
+use std::sync::Arc;
+use stowage_scheduling::ids::{NodeName, OwnerUid, PodUid};
+use stowage_scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::policy::{Consolidation, PackingPolicy, Policy};
+use stowage_scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
+use stowage_scheduling::units::{Bytes, MilliCpu, Millis, Moment, Percent};
+use stowage_scheduling::verbs::Input;
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
+use stowage_scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
+use stowage_scheduling::verbs::filter::{FilterAsked, filter, offered, refused};
+use stowage_scheduling::verbs::observe::{
     FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
 };
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::verbs::tick::ClockAdvanced;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
-use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::{Bytes, MilliCpu, Millis, Moment, Percent};
-use std::sync::Arc;
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::tick::ClockAdvanced;
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
+use stowage_scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
+use stowage_scheduling::vocabulary::headroom::Headroom;
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// A Stowage that records: what is done to it is what the recording says.
 struct Recorded {

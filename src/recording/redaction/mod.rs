@@ -16,10 +16,6 @@ use super::entry::{Numbered, SegmentHeader};
 use super::read::{RawPart, ReadError, Reader};
 use super::repeats::Line;
 use super::write::SegmentWriter;
-use crate::scheduling::policy::selection::takes;
-use crate::scheduling::policy::{Expression, ExpressionPod, PolicyError};
-use crate::scheduling::verbs::Input;
-use crate::scheduling::vocabulary::classification::PodTraits;
 use policy::{HOLDS, PolicyNames, redacted};
 use rustc_hash::FxHashMap;
 use serializer::{Names, Redacted};
@@ -27,6 +23,10 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
+use stowage_scheduling::policy::selection::takes;
+use stowage_scheduling::policy::{Expression, ExpressionPod, PolicyError};
+use stowage_scheduling::verbs::Input;
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 /// Text that is written at once.
 const FRAME_TEXT: usize = 256 << 10;

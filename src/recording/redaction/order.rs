@@ -1,9 +1,9 @@
 //! Pseudonyms in the order of the names that they stand for: names take part in tie-breaks, and sets of names are kept in their
 //! order.
 
-use crate::units::Bytes;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
+use stowage_scheduling::units::Bytes;
 
 /// Words that the core, or kube-scheduler, knows: hiding them would change what they mean, and they say nothing of a cluster's
 /// owner.

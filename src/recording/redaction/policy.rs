@@ -2,12 +2,12 @@
 //! listed, and whether a CEL expression holds is a label of each pod.
 
 use super::serializer::Names;
-use crate::scheduling::policy::selection::is_pattern;
-use crate::scheduling::policy::{
+use std::collections::BTreeMap;
+use stowage_scheduling::policy::selection::is_pattern;
+use stowage_scheduling::policy::{
     Class, Expression, LabelExpression, Match, ModelRules, NamespaceSelector, Policy, PolicyError, Pool,
     SpareRule, Tenant,
 };
-use std::collections::BTreeMap;
 
 /// What a policy asks beside names.
 pub trait PolicyNames: Names {

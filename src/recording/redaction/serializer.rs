@@ -3,13 +3,13 @@
 //!
 //! Fields' and variants' names are not texts: they reach a serializer by calls of their own.
 
-use crate::scheduling::vocabulary::classification::PodTraits;
 use serde::ser::{
     Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
     SerializeTupleStruct, SerializeTupleVariant, Serializer,
 };
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 /// What becomes of what may be a name.
 pub trait Names {

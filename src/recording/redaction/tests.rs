@@ -1,32 +1,32 @@
 //! A redacted recording says none of the names, and replays as the original does.
 
 use super::NamesSeen;
-use crate::ids::ModelId;
-use crate::recording::frame::{FrameHead, HEAD_BYTES, MAGIC};
-use crate::recording::proptests::{entries, replay, written};
-use crate::scheduling::ledger::ObservedWaiting;
-use crate::scheduling::policy::{
-    Class, Expression, LabelExpression, LabelOperator, Match, Policy, Pool, Preemptibility, Tenant,
-    built_in_classes,
-};
-use crate::scheduling::testkit::demand_of;
-use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::unit_gpu;
-use crate::scheduling::verbs::Input;
-use crate::scheduling::verbs::filter::FilterAsked;
-use crate::scheduling::verbs::observe::NodeObserved;
-use crate::scheduling::verbs::proptests::taken_inputs;
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::verbs::tick::PolicySet;
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu_wish::GpuWish;
-use crate::scheduling::vocabulary::label_selector::Requirement;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
+use crate::frame::{FrameHead, HEAD_BYTES, MAGIC};
+use crate::proptests::taken_inputs;
+use crate::proptests::{entries, replay, written};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::sync::Arc;
+use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::policy::{
+    Class, Expression, LabelExpression, LabelOperator, Match, Policy, Pool, Preemptibility, Tenant,
+    built_in_classes,
+};
+use stowage_scheduling::testkit::demand_of;
+use stowage_scheduling::testkit::numbered::{key, node_name, uid};
+use stowage_scheduling::testkit::unit_gpu;
+use stowage_scheduling::verbs::Input;
+use stowage_scheduling::verbs::filter::FilterAsked;
+use stowage_scheduling::verbs::observe::NodeObserved;
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::tick::PolicySet;
+use stowage_scheduling::vocabulary::classification::PodTraits;
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
+use stowage_scheduling::vocabulary::gpu_wish::GpuWish;
+use stowage_scheduling::vocabulary::label_selector::Requirement;
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
 
 fn redacted(recording: &[u8]) -> Vec<u8> {
     let (mut seen, mut out) = (NamesSeen::default(), Vec::new());

@@ -1,7 +1,7 @@
 //! Where two states differ first.
 
-use crate::scheduling::verbs::ClusterState;
 use serde_json::Value;
+use stowage_scheduling::verbs::ClusterState;
 
 /// Of a value's text: enough to recognize it.
 const SHOWN: usize = 400;

@@ -1,17 +1,17 @@
 //! Verbs that were asked and whose answers come later in the recording: other inputs stand in between.
 
-use crate::ids::PodKey;
-use crate::recording::answer::{Answer, Asked, Decision, KeptAnswer, KeptRanking};
-use crate::scheduling::placing::rank::UNKNOWN_PLACE;
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::reasons::AssumeConflict;
-use crate::scheduling::verbs::bind::BindAnswer;
-use crate::scheduling::verbs::filter::filter;
-use crate::scheduling::verbs::preempt::{PreemptView, preempt};
-use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
-use crate::scheduling::verbs::prioritize::prioritize;
-use crate::scheduling::verbs::request::DecisionView;
+use crate::answer::{Answer, Asked, Decision, KeptAnswer, KeptRanking};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::placing::rank::UNKNOWN_PLACE;
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::reasons::AssumeConflict;
+use stowage_scheduling::verbs::bind::BindAnswer;
+use stowage_scheduling::verbs::filter::filter;
+use stowage_scheduling::verbs::preempt::{PreemptView, preempt};
+use stowage_scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
+use stowage_scheduling::verbs::prioritize::prioritize;
+use stowage_scheduling::verbs::request::DecisionView;
 
 /// More requests are never in progress at once. A question that stays unanswered, because its client went, is forgotten when so
 /// many came after it.

@@ -3,14 +3,14 @@
 //! It shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, PodState};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::node::Node;
+use crate::ledger::{Ledger, PodState};
 use crate::units::{Bytes, plural};
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::disruption_info::GroupKey;
+use crate::vocabulary::gpu::{Device, Health};
+use crate::vocabulary::node::Node;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,7 +4,7 @@ use super::desired::DesiredReplicas;
 use super::load::ModelLoad;
 use super::model_state::ModelScaling;
 use crate::ids::ModelId;
-use crate::scheduling::policy::AutoscalingRules;
+use crate::policy::AutoscalingRules;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;

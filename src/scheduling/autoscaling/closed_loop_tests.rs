@@ -5,7 +5,7 @@
 //! loop settles, does not swing, and does not run away while replicas start.
 
 use super::*;
-use crate::scheduling::policy::AutoscalingRules;
+use crate::policy::AutoscalingRules;
 use crate::units::{Millis, Moment};
 
 /// Requests that a replica's KV cache holds.

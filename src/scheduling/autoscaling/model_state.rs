@@ -5,7 +5,7 @@ use super::load::ModelLoad;
 use super::recommendations::Recommendations;
 use super::signals::{MilliReplicas, Need, Signal, knows_occupancy, needs};
 use super::trend::LoadTrend;
-use crate::scheduling::policy::AutoscalingRules;
+use crate::policy::AutoscalingRules;
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 

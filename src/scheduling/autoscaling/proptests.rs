@@ -1,7 +1,7 @@
 //! What holds for any policy, any load and any times.
 
 use super::*;
-use crate::scheduling::policy::{AutoscalingRules, Reserve, ScaleDown, ScaleUp};
+use crate::policy::{AutoscalingRules, Reserve, ScaleDown, ScaleUp};
 use crate::units::{Millis, Moment, Percent};
 use proptest::prelude::*;
 

@@ -7,13 +7,13 @@
 use super::load::{EngineFigures, EngineSample, ModelLoad};
 use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId, PodUid};
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
-use crate::scheduling::placing::start_model::StartModel;
-use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::scheduling::vocabulary::engine_model::SleepLevel;
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, time_to_wake};
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::ledger::{Ledger, PodPhase, PodState};
+use crate::placing::start_model::StartModel;
 use crate::units::{Bytes, Millis};
+use crate::vocabulary::disruption_info::GroupKey;
+use crate::vocabulary::engine_model::SleepLevel;
+use crate::vocabulary::model_tier::{ModelTier, NodeModel, time_to_wake};
+use crate::vocabulary::node::NodeKind;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A start that takes longer has failed, or is over and nothing reports its engine.

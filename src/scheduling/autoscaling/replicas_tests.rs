@@ -2,15 +2,15 @@
 
 use super::*;
 use crate::ids::ModelId;
-use crate::scheduling::ledger::{DeviceSlice, PublishedDevices, StartProgress};
-use crate::scheduling::policy::{ModelRules, Policy};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
-use crate::scheduling::verbs::bind::BindAsked;
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::observe::{EngineStartObserved, PodDeleted};
-use crate::scheduling::verbs::slices::SliceObserved;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::ledger::{DeviceSlice, PublishedDevices, StartProgress};
+use crate::policy::{ModelRules, Policy};
+use crate::testkit::{LedgerCluster, demand_of, key, node, uid};
 use crate::units::Millis;
+use crate::verbs::bind::BindAsked;
+use crate::verbs::binding::BindingWritten;
+use crate::verbs::observe::{EngineStartObserved, PodDeleted};
+use crate::verbs::slices::SliceObserved;
+use crate::vocabulary::demand::{Demand, Sharing};
 
 fn of_model(model: &str) -> Demand {
     Demand { model: ModelId::parse(model).ok(), ..demand_of(1 << 30, 1, Sharing::Shared, 0) }

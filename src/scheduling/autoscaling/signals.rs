@@ -3,7 +3,7 @@
 use super::load::{ModelLoad, Reported};
 use super::trend::{Horizon, LoadTrend};
 use crate::coded::labels;
-use crate::scheduling::policy::AutoscalingRules;
+use crate::policy::AutoscalingRules;
 use crate::units::{Moment, Percent};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::ModelId;
-use crate::scheduling::policy::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
+use crate::policy::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
 use crate::units::{Millis, Moment, Percent};
 use std::collections::BTreeMap;
 

@@ -9,11 +9,11 @@ use super::lower_bound::{GpuShortfall, gpu_need, sum_need};
 use super::victim_unit::{VictimProblem, VictimUnit};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::settle_class_exclusions;
-use crate::scheduling::placing::fit::used_on;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::ledger::settle_class_exclusions;
+use crate::placing::fit::used_on;
 use crate::units::Millis;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
 use std::ops::ControlFlow;
 
 pub struct Search {

@@ -3,12 +3,12 @@
 
 use super::eviction_cost::EvictionCost;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::{PotentialVictim, TenantQuota};
-use crate::scheduling::vocabulary::classification::TenantId;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::HostResources;
-use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
+use crate::ledger::{PotentialVictim, TenantQuota};
 use crate::units::{Bytes, MilliCpu, Millis};
+use crate::vocabulary::classification::TenantId;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::HostResources;
+use crate::vocabulary::gpu::{ClassExclusion, Gpu};
 use std::ops::Range;
 use std::sync::Arc;
 

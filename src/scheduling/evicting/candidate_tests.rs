@@ -2,24 +2,23 @@
 //! reservation changes. Hand-made candidates are in `tests`.
 
 use super::*;
+use crate::evicting::{BudgetRules, SearchEffort, VictimSet, cheapest};
 use crate::ids::{ModelId, OwnerUid};
-use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet, cheapest};
-use crate::scheduling::ledger::ObservedWaiting;
-use crate::scheduling::ledger::PodEvictionCost;
-use crate::scheduling::ledger::{AssumeConflict, KeepReason, ObservedPhase};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::policy::{Class, Preemptibility};
-use crate::scheduling::testkit::{LedgerCluster, START, demand_of, gpu_at, node, uid};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::ledger::ObservedWaiting;
+use crate::ledger::PodEvictionCost;
+use crate::ledger::{AssumeConflict, KeepReason, ObservedPhase};
+use crate::policy::{Class, Policy, Preemptibility, Protection, built_in_classes};
+use crate::testkit::{LedgerCluster, START, demand_of, gpu_at, node, uid};
+use crate::units::{Bytes, MilliCpu, Millis};
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::scheduling::vocabulary::label_selector::Selector;
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::{Bytes, MilliCpu, Millis};
+use crate::vocabulary::label_selector::Selector;
+use crate::vocabulary::model_tier::{ModelTier, NodeModel};
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::vocabulary::placement::Reservation;
 use std::sync::Arc;
 
 const HOUR: Millis = Millis::seconds(3600);
@@ -363,7 +362,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
 
 #[test]
 fn a_pod_without_checkpoints_loses_all_its_work_up_to_the_cap() {
-    let mut classes = crate::scheduling::policy::built_in_classes();
+    let mut classes = crate::policy::built_in_classes();
     let capped = |class: &mut Class| class.max_lost_work = Some(Millis::seconds(1200));
     classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
     let mut policy = Policy::default();
@@ -426,15 +425,11 @@ fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_som
     assert_eq!(bench.ledger.without_evictable(&node("nowhere"), 50), None);
 }
 
-/// A policy with these rules for the opportunistic class.
-fn opportunistic(rules: &str) -> Policy {
-    use crate::policy_file::{SourceText, load};
-    let text = format!(
-        "apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\nclasses:\n- name: opportunistic\n  {rules}\n"
-    );
-    load(&[SourceText::new("policy.yaml", text.into_bytes())])
-        .unwrap_or_else(|problems| panic!("{problems:?}"))
-        .policy
+/// The default policy with other rules for the opportunistic class.
+fn opportunistic(change: impl Fn(&mut Class)) -> Policy {
+    let mut classes = built_in_classes();
+    classes.iter_mut().filter(|class| &*class.name == "opportunistic").for_each(change);
+    Policy::default().with_classes(classes).unwrap()
 }
 
 #[test]
@@ -443,21 +438,19 @@ fn s6_the_class_decides_whether_do_not_disrupt_counts() {
         disruption_info: DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() },
         ..observed()
     };
-    for (rules, group_victims, why) in [
-        ("doNotDisrupt: honor", None, Some(KeepReason::DoNotDisrupt)),
-        ("doNotDisrupt: ignore", three("kept", "", ""), None),
-        // Another rule leaves the class's default as it is.
-        ("minRuntime: 0s", None, Some(KeepReason::DoNotDisrupt)),
+    for (rule, group_victims, why) in [
+        (Protection::Honor, None, Some(KeepReason::DoNotDisrupt)),
+        (Protection::Ignore, three("kept", "", ""), None),
     ] {
-        let mut bench = CandidateFixture::new(opportunistic(rules));
+        let mut bench = CandidateFixture::new(opportunistic(|class| class.do_not_disrupt = rule));
         bench.bound("kept", "a", kept.clone());
         bench.bound_with("service", "a", demand(36, 0), observed());
         bench.bound_with("other", "b", demand(72, 0), observed());
         let leaves = group_victims.is_some();
-        assert_eq!((bench.group_victims(), bench.why("kept")), (group_victims, why), "{rules}");
+        assert_eq!((bench.group_victims(), bench.why("kept")), (group_victims, why), "{rule:?}");
         let without = bench.ledger.without_evictable(&node("a"), 10).unwrap().gpus;
         let as_it_is = &bench.ledger.node(&node("a")).unwrap().gpus;
-        assert_eq!(without[..] != as_it_is[..], leaves, "{rules}: what is ruled out is what stays");
+        assert_eq!(without[..] != as_it_is[..], leaves, "{rule:?}: what is ruled out is what stays");
     }
 }
 
@@ -470,19 +463,17 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         allowed: 0,
         unhealthy_may_go: false,
     };
-    for (rules, group_victims) in
-        [("disruptionBudgets: honor", None), ("disruptionBudgets: ignore", three("covered", "", ""))]
-    {
-        let mut bench = CandidateFixture::new(opportunistic(rules));
+    for (rule, group_victims) in [(Protection::Honor, None), (Protection::Ignore, three("covered", "", ""))] {
+        let mut bench = CandidateFixture::new(opportunistic(|class| class.disruption_budgets = rule));
         bench.ledger.set_budget(budget.clone());
         let mut covered = demand(36, -5);
         Arc::make_mut(&mut covered.traits).namespace = "ns".into();
         bench.bound_with("covered", "a", covered, observed());
         bench.bound_with("service", "a", demand(36, 0), observed());
         bench.bound_with("other", "b", demand(72, 0), observed());
-        assert_eq!(bench.group_victims(), group_victims, "{rules}");
-        assert_eq!(bench.ledger.waits_for_budgets(&uid("covered")), group_victims.is_none(), "{rules}");
-        assert!(bench.ledger.waits_for_budgets(&uid("service")), "{rules}: of another class");
+        assert_eq!(bench.group_victims(), group_victims, "{rule:?}");
+        assert_eq!(bench.ledger.waits_for_budgets(&uid("covered")), group_victims.is_none(), "{rule:?}");
+        assert!(bench.ledger.waits_for_budgets(&uid("service")), "{rule:?}: of another class");
     }
 }
 

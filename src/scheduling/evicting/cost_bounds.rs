@@ -3,14 +3,14 @@
 
 use super::{EvictionCost, GpuFloor, NodeCostBound, gpu_need};
 use crate::ids::NodeName;
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::ledger::Preemptor;
-use crate::scheduling::ledger::{NodeState, ResidentPod};
-use crate::scheduling::placing::fit::usable;
-use crate::scheduling::policy::Preemptibility;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::ledger::Ledger;
+use crate::ledger::Preemptor;
+use crate::ledger::{NodeState, ResidentPod};
+use crate::placing::fit::usable;
+use crate::policy::Preemptibility;
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::{Gpu, GpuSet};
 
 /// The lower bounds of one node's GPUs; kept from one node to the next, which needs the same memory.
 #[derive(Debug, Default)]

@@ -3,12 +3,12 @@
 
 use super::eviction_cost::EvictionCost;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::{Ledger, NodeState, PodState, PotentialVictim, Preemptor};
-use crate::scheduling::placing::device_plugin::has_devices;
-use crate::scheduling::placing::fit::check_node_admission;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::ledger::{Ledger, NodeState, PodState, PotentialVictim, Preemptor};
+use crate::placing::device_plugin::has_devices;
+use crate::placing::fit::check_node_admission;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::device_plugin::Ask;
 
 impl Ledger {
     /// The cost of evicting exactly these pods from `node` for a preemptor that requests devices. `None` if one of them may not

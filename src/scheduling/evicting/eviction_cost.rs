@@ -1,6 +1,6 @@
 //! Eviction cost: the parts of what one pod's eviction loses, and the cost of a victim set, whose field order is the policy.
 
-use crate::scheduling::ledger::{PotentialVictim, QuotaStatus};
+use crate::ledger::{PotentialVictim, QuotaStatus};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 

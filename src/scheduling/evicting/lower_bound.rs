@@ -8,10 +8,10 @@
 use super::candidate::{PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;
 use super::victim_unit::VictimUnit;
-use crate::scheduling::ledger::PotentialVictim;
-use crate::scheduling::placing::fit::usable;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::ledger::PotentialVictim;
+use crate::placing::fit::usable;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::Gpu;
 use std::cmp::Reverse;
 
 /// One shortfall, and which units relieve it by how much.

@@ -2,14 +2,14 @@
 //! its engine takes to start again, and the requests that its engine works on.
 
 use crate::ids::PodUid;
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::ledger::NodeState;
-use crate::scheduling::ledger::PodEvictionCost;
-use crate::scheduling::ledger::PodState;
-use crate::scheduling::ledger::Preemptor;
-use crate::scheduling::policy::{Class, EvictionCosts};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::ledger::Ledger;
+use crate::ledger::NodeState;
+use crate::ledger::PodEvictionCost;
+use crate::ledger::PodState;
+use crate::ledger::Preemptor;
+use crate::policy::{Class, EvictionCosts};
 use crate::units::{Millis, Moment};
+use crate::vocabulary::cluster_share::TenantUsage;
 
 impl Ledger {
     /// The parts of the eviction cost of one pod, which is on `node_state` and uses that much.
@@ -42,7 +42,7 @@ impl Ledger {
     }
 
     /// The parts of the eviction cost of a pod that leaves its node, as it is now; `None` if it is not there.
-    pub(in crate::scheduling) fn cost_of_leaving(
+    pub(crate) fn cost_of_leaving(
         &self,
         uid: &PodUid,
         node_state: &NodeState,

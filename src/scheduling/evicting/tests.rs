@@ -3,14 +3,14 @@
 
 use super::*;
 use crate::ids::GpuUuid;
-use crate::scheduling::ledger::{PodEvictionCost, PotentialVictim, QuotaStatus};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{self, demand_of, uid, whole_gpu};
-use crate::scheduling::vocabulary::classification::ClassId;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::ledger::{PodEvictionCost, PotentialVictim, QuotaStatus};
+use crate::policy::Policy;
+use crate::testkit::{self, demand_of, uid, whole_gpu};
 use crate::units::Bytes;
+use crate::vocabulary::classification::ClassId;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::{HostResources, Sharing};
+use crate::vocabulary::gpu::Gpu;
 
 /// 80 GiB, of which 72 are allocatable; residents are charged as they are added.
 fn gpu() -> Gpu {

@@ -6,13 +6,13 @@ use super::candidate::{PreemptionCandidate, Shortfall, VictimGroup};
 use super::eviction_cost::EvictionCost;
 use super::lower_bound::{GpuShortfall, SumShortfalls};
 use crate::ids::PodUid;
-use crate::scheduling::ledger::eviction_allowance::{EvictionAllowance, ScopeKey};
-use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
-use crate::scheduling::placing::fit::usable;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::ledger::eviction_allowance::{EvictionAllowance, ScopeKey};
+use crate::ledger::{PotentialVictim, discharge, settle_class_exclusions};
+use crate::placing::fit::usable;
 use crate::units::Millis;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
 use std::collections::BTreeMap;
 
 /// Pods that are evicted together: one pod, or the members of a group.

@@ -6,15 +6,15 @@
 
 use super::Shortfall;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::ledger::PodState;
-use crate::scheduling::ledger::{PotentialVictim, discharge};
-use crate::scheduling::placing::learned::NodeGpus;
-use crate::scheduling::policy::Preemptibility;
-use crate::scheduling::vocabulary::demand::HostResources;
-use crate::scheduling::vocabulary::gpu::Gpu;
-use crate::scheduling::vocabulary::node::Node;
+use crate::ledger::Ledger;
+use crate::ledger::PodState;
+use crate::ledger::{PotentialVictim, discharge};
+use crate::placing::learned::NodeGpus;
+use crate::policy::Preemptibility;
 use crate::units::MilliCpu;
+use crate::vocabulary::demand::HostResources;
+use crate::vocabulary::gpu::Gpu;
+use crate::vocabulary::node::Node;
 
 /// What a node has free once its evictable pods have left.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
 use super::facts::Facts;
 use super::pod_access::PodAccess;
-use crate::scheduling::policy::{
+use crate::policy::{
     Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility, SpareRule, Unmet,
 };
-use crate::scheduling::vocabulary::classification::{ClassId, PodTraits};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::units::Bytes;
+use crate::vocabulary::classification::{ClassId, PodTraits};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::Ask;
 use std::ops::RangeInclusive;
 
 pub fn asks(demand: &Demand) -> RequestPart {

@@ -3,22 +3,20 @@
 
 use super::{PodAccess, ShownNodes};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{
-    KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor,
-};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::ScheduleAttempt;
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::{Policy, SpareRule};
-use crate::scheduling::verbs::ClusterCopy;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::PodHealth;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
-use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor};
+use crate::placing::fit::Misfit;
+use crate::placing::rank::ScheduleAttempt;
+use crate::placing::snapshot::Snapshot;
+use crate::policy::{Policy, SpareRule};
 use crate::units::{Millis, Moment};
+use crate::verbs::ClusterCopy;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::PodHealth;
+use crate::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::vocabulary::smoothed_load::SmoothedLoad;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

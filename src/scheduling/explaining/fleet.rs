@@ -12,15 +12,13 @@ pub mod changes;
 pub mod history;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{
-    Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate,
-};
-use crate::scheduling::policy::{Class, Policy};
-use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, Health};
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading};
+use crate::ledger::{Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate};
+use crate::policy::{Class, Policy};
 use crate::units::{Bytes, Moment, Percent};
+use crate::vocabulary::classification::{ClassId, TenantId};
+use crate::vocabulary::gpu::{Device, Gpu, Health};
+use crate::vocabulary::node::{Node, NodeKind};
+use crate::vocabulary::node_reading::{Freshness, GpuReading};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -5,12 +5,12 @@
 //! each has too little for it. A cluster may be full without being fragmented, and half empty and of no use to most.
 
 use super::usage::nodes;
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::placing::learned::DemandShape;
-use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::{Gpu, Health};
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::ledger::Ledger;
+use crate::placing::learned::DemandShape;
 use crate::units::Bytes;
+use crate::vocabulary::demand::{HostResources, Sharing};
+use crate::vocabulary::gpu::{Gpu, Health};
+use crate::vocabulary::node::{Node, NodeKind};
 
 /// VRAM that is free and that pods like the latest could not use; nothing as long as none has come.
 ///

@@ -2,10 +2,10 @@
 
 use super::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
 use super::facts::{Facts, GpuOccupants};
-use crate::scheduling::ledger::{KeepReason, LoanStage, Occupant, PodLoan, PodPhase};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::ledger::{KeepReason, LoanStage, Occupant, PodLoan, PodPhase};
 use crate::units::Bytes;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Gpu;
 
 pub fn pod_loan(facts: &Facts) -> Option<PodLoanPart> {
     facts.loan.as_ref().map(|PodLoan { stage, request, others, borrowed, is_free }| PodLoanPart {

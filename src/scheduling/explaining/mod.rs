@@ -7,9 +7,9 @@
 //! shows the whole cluster, [`usage`] says how much of it each class and tenant has, and [`fragmentation`] what is free and of no
 //! use. Nothing here changes anything or has a clock.
 //!
-//! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
-//! [`fit`]: crate::scheduling::placing::fit
-//! [`evicting`]: crate::scheduling::evicting
+//! [`rank::shortlist`]: crate::placing::rank::shortlist
+//! [`fit`]: crate::placing::fit
+//! [`evicting`]: crate::evicting
 
 mod classification;
 pub mod explanation;
@@ -108,7 +108,7 @@ fn shown(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline, options: &
 
 #[cfg(test)]
 mod proptests;
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 #[cfg(test)]
 mod tests;

@@ -10,13 +10,13 @@
 
 use crate::engines::Engine;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, engine_start, time_to_wake};
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::scheduling::vocabulary::start_time::StartTime;
+use crate::ledger::{Ledger, PodPhase, PodState};
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::vocabulary::model_tier::{ModelTier, NodeModel, engine_start, time_to_wake};
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::NodeReading;
+use crate::vocabulary::start_time::StartTime;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! What excludes a pod from one GPU, by how much, and which pods cause it. A GPU has no obstacle exactly if the pod fits on it.
 
 use super::facts::GpuOccupants;
-use crate::scheduling::ledger::OccupantPhase;
-pub use crate::scheduling::reasons::{Obstacle, list};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{Gpu, Health};
+use crate::ledger::OccupantPhase;
+pub use crate::reasons::{Obstacle, list};
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::{Gpu, Health};
 use serde::{Serialize, Serializer};
 
 /// Everything that excludes `demand` from this GPU.

@@ -4,10 +4,10 @@ use super::explanation::{BoundStartPart, PodStage, PodVerdict, RefusedPart};
 use super::facts::Facts;
 use super::loans::pod_loan;
 use crate::ids::GpuUuid;
-use crate::scheduling::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::node::Node;
+use crate::vocabulary::placement::Reservation;
 
 pub fn stage(facts: &Facts) -> PodStage {
     match &facts.entry.phase {

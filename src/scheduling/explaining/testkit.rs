@@ -1,18 +1,18 @@
 //! Small clusters for tests: nodes of 80 GiB GPUs whose agents report, pending and bound pods, and a clock that the test moves.
 
+use crate::explaining::{Explanation, ShownNodes, explain};
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, OccupantPhase, PodObservation};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest};
-use crate::scheduling::vocabulary::device_plugin::PluginResource;
-use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::ledger::{ObservedPhase, ObservedWaiting, OccupantPhase, PodObservation};
+use crate::policy::Policy;
 use crate::units::{Bytes, Millis, Moment, Percent};
+use crate::verbs::Cluster;
+use crate::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest};
+use crate::vocabulary::device_plugin::PluginResource;
+use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
+use crate::vocabulary::gpu::{Device, Health};
+use crate::vocabulary::model_tier::{ModelTier, NodeModel};
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

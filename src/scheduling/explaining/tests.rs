@@ -5,13 +5,13 @@ use super::obstacle::Obstacle;
 use super::remedy::{PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, Sketch, name, pod};
 use super::{Explanation, PodAccess, ShownNodes, explain, explain_to};
-use crate::scheduling::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
-use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, GroupKey, GroupKind};
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
-use crate::scheduling::vocabulary::node_reading::{NodeReading, OverGrant};
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
 use crate::units::{Bytes, Millis};
+use crate::vocabulary::cluster_share::TenantLimit;
+use crate::vocabulary::disruption_info::{DisruptionInfo, GroupKey, GroupKind};
+use crate::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::vocabulary::node_reading::{NodeReading, OverGrant};
+use crate::vocabulary::placement::Reservation;
 use std::sync::Arc;
 
 fn with_classes(classes: Vec<Class>) -> Policy {

@@ -1,9 +1,9 @@
 //! What the planner does not support of a pending pod: on such nodes it evicts no pod for it, and nominates none.
 
 use super::facts::Facts;
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict};
-use crate::scheduling::ledger::PodPhase;
-use crate::scheduling::verbs::ClusterCopy;
+use crate::kube_filters::{AssumedNodeChange, FilterVerdict};
+use crate::ledger::PodPhase;
+use crate::verbs::ClusterCopy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

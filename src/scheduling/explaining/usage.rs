@@ -4,11 +4,11 @@
 //! Sums are made again of the pods each time, on a copy of the ledger. Of each pod counts what it takes or has reserved; so the
 //! classes add up to the whole, and so do the tenants with what has none.
 
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState, SchedulingGate, WaitingPod};
-use crate::scheduling::policy::Tenant;
-use crate::scheduling::vocabulary::gpu::{Device, Gpu};
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::ledger::{Ledger, PodPhase, PodState, SchedulingGate, WaitingPod};
+use crate::policy::Tenant;
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::gpu::{Device, Gpu};
+use crate::vocabulary::node::{Node, NodeKind};
 
 /// The whole cluster at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

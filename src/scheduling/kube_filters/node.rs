@@ -4,7 +4,7 @@
 
 use super::resources::Amounts;
 use crate::ids::NodeName;
-use crate::scheduling::vocabulary::label_selector::{Requirement, Rule};
+use crate::vocabulary::label_selector::{Requirement, Rule};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

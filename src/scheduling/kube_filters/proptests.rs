@@ -5,7 +5,7 @@ use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
 use super::resources::NamedAmounts;
 use super::*;
-use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector};
+use crate::vocabulary::label_selector::{Requirement, Rule, Selector};
 use proptest::collection::vec;
 use proptest::option::{of, weighted};
 use proptest::prelude::*;

@@ -5,7 +5,7 @@ use super::node::{FilterNode, HOSTNAME, NodeTerm, ObjectLabels, Toleration, name
 use super::resources::Amounts;
 use crate::coded::coded;
 use crate::ids::NodeName;
-use crate::scheduling::vocabulary::label_selector::Selector;
+use crate::vocabulary::label_selector::Selector;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! GPUs and their memory belong to the ledger and must not be entered here: code that reads a pod or a node leaves them out.
 
-use crate::scheduling::vocabulary::demand::{ContainerRole, together};
 use crate::units::{Bytes, MilliCpu};
+use crate::vocabulary::demand::{ContainerRole, together};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

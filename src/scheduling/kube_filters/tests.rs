@@ -4,8 +4,8 @@ use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
 use super::resources::{CPU, NamedAmounts};
 use super::*;
-use crate::scheduling::testkit::{node, uid};
-use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector};
+use crate::testkit::{node, uid};
+use crate::vocabulary::label_selector::{Requirement, Rule, Selector};
 
 fn labels(pairs: &[(&str, &str)]) -> ObjectLabels {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()

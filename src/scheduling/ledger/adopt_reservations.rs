@@ -9,8 +9,8 @@ use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use super::reservation_status::SAME_DEADLINE;
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
-use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::placement::Reservation;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,13 +52,13 @@ impl Ledger {
     }
 
     /// Observed reservations are mirrored from here on, whatever they are: another leader may make one again that this one gave up.
-    pub(in crate::scheduling) fn stop_leading(&mut self) {
+    pub(crate) fn stop_leading(&mut self) {
         self.origin = ReservationOrigin::default();
     }
 
     /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
     /// tick of the clock.
-    pub(in crate::scheduling) fn begin_leading(&mut self, epoch: LeaderEpoch) {
+    pub(crate) fn begin_leading(&mut self, epoch: LeaderEpoch) {
         self.origin.leader = Some(epoch);
         self.origin.unknown.clear();
         self.adopt_reservations(|_| true);
@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     /// Pods that show a reservation that this leader did not make. Each is answered once for each time it is shown.
-    pub(in crate::scheduling) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
+    pub(crate) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
         std::mem::take(&mut self.origin.unknown)
     }
 
@@ -145,7 +145,7 @@ impl Ledger {
     }
 
     /// The pod has again what it had reserved in an earlier epoch. If that would not be made now, it expires with the next tick.
-    pub(in crate::scheduling) fn review_reservation(&mut self, uid: &PodUid) {
+    pub(crate) fn review_reservation(&mut self, uid: &PodUid) {
         let Some(reservation) = self.pod_states.reservation(uid).cloned() else { return };
         self.set_reservation(uid, None);
         let deadline =
@@ -203,16 +203,16 @@ impl PodState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
-    use crate::scheduling::policy::Policy;
-    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, key, node, uid};
-    use crate::scheduling::verbs::bind::BindAsked;
-    use crate::scheduling::verbs::binding::BindingFailed;
-    use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved};
-    use crate::scheduling::verbs::tick::{LeadershipBegan, LeadershipEnded};
-    use crate::scheduling::vocabulary::demand::Sharing;
-    use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-    use crate::scheduling::vocabulary::node::NodeKind;
+    use crate::ledger::{ObservedPhase, ObservedWaiting};
+    use crate::policy::Policy;
+    use crate::testkit::{LedgerCluster, demand_of, gpu_at, h100, key, node, uid};
+    use crate::verbs::bind::BindAsked;
+    use crate::verbs::binding::BindingFailed;
+    use crate::verbs::observe::{DevicesReported, NodeObserved};
+    use crate::verbs::tick::{LeadershipBegan, LeadershipEnded};
+    use crate::vocabulary::demand::Sharing;
+    use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+    use crate::vocabulary::node::NodeKind;
 
     /// Whether a reservation of 50 GiB on a node's first GPU stands after the first report, while a pod of 40 GiB is on that GPU.
     fn stands_beside_pod_on(gpu: u32) -> bool {

@@ -6,21 +6,21 @@ use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState};
 use super::pod_states::ExpiredReservations;
 use super::waiting_pod::{SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::placing::affinity;
-use crate::scheduling::placing::fit::is_allowed;
-use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
-use crate::scheduling::placing::learned::NodeGpus;
-pub use crate::scheduling::reasons::AssumeConflict;
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
-use crate::scheduling::vocabulary::disruption_info::PodHealth;
-use crate::scheduling::vocabulary::engine_model::ReusableEngineSet;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
-use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::placing::affinity;
+use crate::placing::fit::is_allowed;
+use crate::placing::fit::{Misfit, check_node_admission, fit, misfit};
+use crate::placing::learned::NodeGpus;
+pub use crate::reasons::AssumeConflict;
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::cluster_share::TenantLimit;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::disruption_info::PodHealth;
+use crate::vocabulary::engine_model::ReusableEngineSet;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::memory_fraction::MemoryFraction;
+use crate::vocabulary::node_reading::EngineLoad;
+use crate::vocabulary::placement::{Placement, Reservation};
 use std::sync::Arc;
 
 /// A pod that is assumed or bound.
@@ -51,18 +51,18 @@ const DEADLINES_AT_ONCE: usize = 4;
 
 impl Ledger {
     /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
-    pub(in crate::scheduling) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
+    pub(crate) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
         self.run_out(now, ExpiredReservations::End, usize::MAX).ended
     }
 
     /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
     /// this replica acts and ends them itself.
-    pub(in crate::scheduling) fn expire_except_reservations(&mut self, now: Moment) {
+    pub(crate) fn expire_except_reservations(&mut self, now: Moment) {
         self.run_out(now, ExpiredReservations::Stand, usize::MAX);
     }
 
     /// The same for the first few, so that nothing waits long for the lock.
-    pub(in crate::scheduling) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
+    pub(crate) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
         let reservations = if is_leading { ExpiredReservations::End } else { ExpiredReservations::Stand };
         self.run_out(now, reservations, DEADLINES_AT_ONCE)
     }
@@ -106,7 +106,7 @@ impl Ledger {
 
     /// The pod asks for a node (again): its soft reservation is open, and did not lead to a bind. Answers how often that has
     /// happened, and the node that was ranked first if the latest attempt was such a one.
-    pub(in crate::scheduling) fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
+    pub(crate) fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_soft_reservation(uid, None);
         let attempt = self.pod_states.note_waiting(uid, WaitingPod::begin_attempt).unwrap_or_default();
         self.requeue(uid);
@@ -115,7 +115,7 @@ impl Ledger {
 
     /// Makes a soft reservation of these GPUs of `node`, in place of any earlier one: filters of other pods steer around it for
     /// a while. Changes nothing if a GPU is gone since the view was taken.
-    pub(in crate::scheduling) fn offer(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
+    pub(crate) fn offer(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
         let Some(node_state) = self.node_states.existing(node) else { return };
         // Of a device plugin's GPUs none is offered: kube-scheduler counts them itself.
         let gpus = if devices.is_empty() { Some(GpuSet::EMPTY) } else { node_state.resolve(devices) };
@@ -128,16 +128,13 @@ impl Ledger {
     }
 
     /// The scheduler asked for victims for the pod on so many nodes.
-    pub(in crate::scheduling) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+    pub(crate) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
         self.pod_states.note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
     }
 
     /// The placement that is the pod's already: where it is bound or assumed, or what its reservation keeps, with how many
     /// victims are still in the way.
-    pub(in crate::scheduling) fn reserved_placement(
-        &self,
-        uid: &PodUid,
-    ) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
+    pub(crate) fn reserved_placement(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
         let pod_state = self.pod_states.get(uid)?;
         let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
         let placement = match (self.node_states.existing(node), pod_state.reservation()) {
@@ -154,11 +151,7 @@ impl Ledger {
     }
 
     /// Allocates the pod its GPUs on `node`, checking again that they are free. Idempotent.
-    pub(in crate::scheduling) fn assume(
-        &mut self,
-        uid: &PodUid,
-        node: &NodeName,
-    ) -> Result<AssumeResult, AssumeConflict> {
+    pub(crate) fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<AssumeResult, AssumeConflict> {
         let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
@@ -189,7 +182,7 @@ impl Ledger {
 
     /// Whether the Binding of an assumed pod may be written again. In another epoch another leader may have allocated its GPUs since;
     /// and what the decision rests on grows old: processes of ended pods may have the memory, and the start gate opens.
-    pub(in crate::scheduling) fn may_be_written(&self, assumed: &AssumedPod) -> bool {
+    pub(crate) fn may_be_written(&self, assumed: &AssumedPod) -> bool {
         assumed.epoch.as_ref() == self.leader() && self.now.since(assumed.since) < WRITTEN_FOR
     }
 
@@ -201,7 +194,7 @@ impl Ledger {
     }
 
     /// Whether an engine sleeps on the pod's GPUs that it may wake.
-    pub(in crate::scheduling) fn wakes_an_engine(&self, uid: &PodUid) -> bool {
+    pub(crate) fn wakes_an_engine(&self, uid: &PodUid) -> bool {
         let pod_and_node = || {
             let pod_state = self.pod_states.get(uid)?;
             Some((pod_state, self.node_states.get(pod_state.node()?)?))
@@ -227,17 +220,12 @@ impl Ledger {
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
     /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
-    pub(in crate::scheduling) fn confirm(
-        &mut self,
-        uid: &PodUid,
-        node: &NodeName,
-        devices: Option<Arc<[GpuUuid]>>,
-    ) {
+    pub(crate) fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
         self.confirm_loan(uid, node, devices, false);
     }
 
     /// The same of a Binding that says whether the pod borrows, which may be another than the one that was assumed.
-    pub(in crate::scheduling) fn confirm_loan(
+    pub(crate) fn confirm_loan(
         &mut self,
         uid: &PodUid,
         node: &NodeName,
@@ -264,7 +252,7 @@ impl Ledger {
     }
 
     /// The Binding was not written. The pod waits again, with the reservation it had before.
-    pub(in crate::scheduling) fn forget(&mut self, uid: &PodUid) {
+    pub(crate) fn forget(&mut self, uid: &PodUid) {
         self.edit_pod(uid, PodState::forget);
     }
 

@@ -1,10 +1,10 @@
 //! Which disruption budgets cover a pod, found without asking each of them: a decision asks for thousands of pods, and nearly
 //! every budget names a label's value.
 
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use crate::scheduling::vocabulary::disruption_info::PodHealth;
-use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::disruption_budget::DisruptionBudget;
+use crate::vocabulary::disruption_info::PodHealth;
+use crate::vocabulary::label_selector::{Rule, Selector};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl<'a> BudgetIndex<'a> {
     }
 
     /// The budgets that the Eviction API asks about such a pod, as [`Self::of`] has them.
-    pub(in crate::scheduling) fn asked(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
+    pub(crate) fn asked(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
         let over = if health == PodHealth::Pending { Vec::new() } else { self.of(pod) };
         match &over[..] {
             [only] if health == PodHealth::Unready && self.budgets[*only].unhealthy_may_go => Vec::new(),
@@ -59,7 +59,7 @@ impl<'a> BudgetIndex<'a> {
     }
 
     /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
-    pub(in crate::scheduling) fn of(&self, pod: &PodTraits) -> Vec<usize> {
+    pub(crate) fn of(&self, pod: &PodTraits) -> Vec<usize> {
         let Some(namespace) = self.by_namespace.get(&*pod.namespace) else { return Vec::new() };
         if namespace.values > MOST_VALUES {
             return vec![SEVERAL; 2];
@@ -100,7 +100,7 @@ fn wanted_label(selector: &Selector) -> Option<(&str, &BTreeSet<String>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::vocabulary::label_selector::Requirement;
+    use crate::vocabulary::label_selector::Requirement;
 
     #[test]
     fn every_budget_that_covers_a_pod_is_found_and_no_other() {

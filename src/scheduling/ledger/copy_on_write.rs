@@ -8,7 +8,7 @@
 use super::node_state::NodeState;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::sharing::{PieceList, ShardedMap};
+use crate::sharing::{PieceList, ShardedMap};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ pub(super) struct NodeMap {
     nodes: PieceList<Arc<NodeState>>,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 thread_local! {
     /// How many pods this thread has looked at: what a step costs, whatever the machine.
     pub static PODS_LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 fn look() {
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testkit"))]
     PODS_LOOKED_AT.set(PODS_LOOKED_AT.get() + 1);
 }
 
@@ -164,9 +164,9 @@ impl NodeMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::ledger::pod_state::PodPhase;
-    use crate::scheduling::testkit::{demand_of, key};
-    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::ledger::pod_state::PodPhase;
+    use crate::testkit::{demand_of, key};
+    use crate::vocabulary::demand::Sharing;
 
     fn uid(n: usize) -> PodUid {
         PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()

@@ -7,20 +7,20 @@
 use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::Mode;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices};
+use crate::policy::Mode;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::device_plugin::{Ask, PluginDevices};
 
 impl Ledger {
     /// What device plugins offer on a node that exists.
-    pub(in crate::scheduling) fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
+    pub(crate) fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_offered(offered)) {
             self.refresh(name);
         }
     }
 
     /// Whether a member of its group would stay behind.
-    pub(in crate::scheduling) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
+    pub(crate) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
         let Some(group) = &leaver.disruption_info.group else { return false };
         let stays = |uid: &PodUid| {
             let pod_state = &self.pod_states[uid];

@@ -5,7 +5,7 @@
 use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::PodUid;
-use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -42,11 +42,11 @@ impl DisruptionBudgets {
 
 impl Ledger {
     /// A budget as it is now, in place of the one of that name.
-    pub(in crate::scheduling) fn set_budget(&mut self, budget: DisruptionBudget) {
+    pub(crate) fn set_budget(&mut self, budget: DisruptionBudget) {
         self.budgets.set(budget);
     }
 
-    pub(in crate::scheduling) fn remove_budget(&mut self, namespace: &str, name: &str) {
+    pub(crate) fn remove_budget(&mut self, namespace: &str, name: &str) {
         self.budgets.remove(namespace, name);
     }
 
@@ -67,7 +67,7 @@ impl Ledger {
         self.pod_states.get(uid).is_none_or(class)
     }
 
-    pub(in crate::scheduling) fn set_budget_visibility(&mut self, visibility: BudgetVisibility) {
+    pub(crate) fn set_budget_visibility(&mut self, visibility: BudgetVisibility) {
         self.budgets.visibility = visibility;
     }
 }
@@ -75,7 +75,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::vocabulary::label_selector::Selector;
+    use crate::vocabulary::label_selector::Selector;
 
     fn budget(namespace: &str, name: &str, allowed: u32) -> DisruptionBudget {
         DisruptionBudget {

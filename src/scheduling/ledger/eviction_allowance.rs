@@ -4,9 +4,9 @@
 //! Counts and comparisons only. Which pods were evicted, and when one of them no longer counts, is the ledger's to know.
 
 use crate::ids::NodeName;
-use crate::scheduling::policy::EvictionRates;
-pub use crate::scheduling::reasons::{EvictionLimit, EvictionScope, LimitedBecause};
-use crate::scheduling::vocabulary::classification::TenantId;
+use crate::policy::EvictionRates;
+pub use crate::reasons::{EvictionLimit, EvictionScope, LimitedBecause};
+use crate::vocabulary::classification::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,11 +69,11 @@ fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
 }
 
 impl EvictionAllowance<'_> {
-    pub(in crate::scheduling) fn left_in_cluster(&self) -> u32 {
+    pub(crate) fn left_in_cluster(&self) -> u32 {
         self.left(&ScopeKey::Cluster)
     }
 
-    pub(in crate::scheduling) fn left_on(&self, node: &NodeName) -> u32 {
+    pub(crate) fn left_on(&self, node: &NodeName) -> u32 {
         // The only lookup that is made for each of many nodes: no key is made for it.
         match self.reserved.is_empty() {
             true => self.left_of(self.rates.node, self.counts.on_nodes.get(node).copied().unwrap_or(0)),
@@ -81,7 +81,7 @@ impl EvictionAllowance<'_> {
         }
     }
 
-    pub(in crate::scheduling) fn left(&self, key: &ScopeKey) -> u32 {
+    pub(crate) fn left(&self, key: &ScopeKey) -> u32 {
         match self.reserved.contains(key) {
             true => 0,
             false if !self.is_limited(key) => u32::MAX,
@@ -90,10 +90,7 @@ impl EvictionAllowance<'_> {
     }
 
     /// The first limit that keeps a set from being evicted, of which so many pods count in each scope.
-    pub(in crate::scheduling) fn exceeded(
-        &self,
-        set: &BTreeMap<ScopeKey, u32>,
-    ) -> Option<(ScopeKey, EvictionLimit)> {
+    pub(crate) fn exceeded(&self, set: &BTreeMap<ScopeKey, u32>) -> Option<(ScopeKey, EvictionLimit)> {
         let (key, wanted) = set.iter().find(|(key, wanted)| self.left(key) < **wanted)?;
         let per_minute = self.limit(key);
         let because = match self.reserved.contains(key) {
@@ -143,7 +140,7 @@ impl ScopeKey {
     }
 
     /// The scopes in which the eviction of one pod counts.
-    pub(in crate::scheduling) fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
+    pub(crate) fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
         [Self::Cluster, Self::Tenant(tenant), Self::Node(node.clone())]
     }
 }
@@ -151,7 +148,7 @@ impl ScopeKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::node;
+    use crate::testkit::node;
 
     fn set(cluster: u32, on: &str, here: u32) -> BTreeMap<ScopeKey, u32> {
         [(ScopeKey::Cluster, cluster), (ScopeKey::Node(node(on)), here)].into()

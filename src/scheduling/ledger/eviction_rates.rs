@@ -6,12 +6,12 @@
 
 use super::Ledger;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::eviction_allowance::{
+use crate::ledger::eviction_allowance::{
     EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey,
 };
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::TenantId;
+use crate::policy::Policy;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::classification::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -123,18 +123,18 @@ impl Ledger {
 
     /// Whether one more pod may be evicted now, after `ordered`, which no limit counts yet. Together they may not exceed a limit,
     /// even in a minute in which nothing else is evicted.
-    pub(in crate::scheduling) fn may_order_after(&self, ordered: &[PodUid], uid: &PodUid) -> bool {
+    pub(crate) fn may_order_after(&self, ordered: &[PodUid], uid: &PodUid) -> bool {
         let wanted = self.by_scope(ordered.iter().chain([uid]));
         self.eviction_allowance(LargerSets::Refused, &NOTHING_RESERVED).exceeded(&wanted).is_none()
     }
 
     /// The limit that keeps these pods from being evicted now.
-    pub(in crate::scheduling) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
+    pub(crate) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
         self.exceeded_by(victims, &NOTHING_RESERVED).map(|(_, limit)| limit)
     }
 
     /// The same, with the scope it concerns, where some scopes are reserved.
-    pub(in crate::scheduling) fn exceeded_by(
+    pub(crate) fn exceeded_by(
         &self,
         victims: &[PodUid],
         reserved: &BTreeSet<ScopeKey>,
@@ -153,7 +153,7 @@ impl Ledger {
     }
 
     /// How many more pods may be evicted now.
-    pub(in crate::scheduling) fn eviction_allowance<'l>(
+    pub(crate) fn eviction_allowance<'l>(
         &'l self,
         larger: LargerSets,
         reserved: &'l BTreeSet<ScopeKey>,
@@ -168,7 +168,7 @@ impl Ledger {
     }
 
     /// These pods are to be evicted.
-    pub(in crate::scheduling) fn note_ordered(&mut self, victims: &[PodUid]) {
+    pub(crate) fn note_ordered(&mut self, victims: &[PodUid]) {
         for uid in victims {
             if let Some((node, tenant)) = self.stays_on_node(uid) {
                 self.evictions.add(RecentEviction(self.now, node, tenant, Some(uid.clone())));
@@ -177,13 +177,13 @@ impl Ledger {
     }
 
     /// These evictions were not made.
-    pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
+    pub(crate) fn take_back_ordered(&mut self, victims: &[PodUid]) {
         victims.iter().for_each(|uid| self.evictions.take_back(uid));
     }
 
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
     /// priority, so that there is an empty minute.
-    pub(in crate::scheduling) fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
+    pub(crate) fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
         let Some(priority) = self.pod_states.get(uid).map(|pod_state| pod_state.demand.priority) else {
             return;
         };
@@ -206,7 +206,7 @@ impl Ledger {
     }
 
     /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
-    pub(in crate::scheduling) fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
+    pub(crate) fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
         let waits =
             |uid: &PodUid| self.pod_states.waiting(uid).is_some_and(|waiting| waiting.reservation.is_none());
         let is_for_another = |reserved: &ScopeReservation| {

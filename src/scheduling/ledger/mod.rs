@@ -97,10 +97,10 @@ pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pod::{FailedAttempt, FilterRefusal, SchedulingGate, SoftReservation, WaitingPod};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 
-pub(in crate::scheduling) use budget_index::BudgetIndex;
-pub(in crate::scheduling) use node_state::{NodeState, ResidentPod};
-pub(in crate::scheduling) use potential_victim::given_back;
-pub(in crate::scheduling) use preemptor::Departure;
+pub(crate) use budget_index::BudgetIndex;
+pub(crate) use node_state::{NodeState, ResidentPod};
+pub(crate) use potential_victim::given_back;
+pub(crate) use preemptor::Departure;
 
 use super::placing::snapshot::Snapshot;
 use super::policy::{NamespaceLabels, Policy};
@@ -108,8 +108,8 @@ use super::vocabulary::placement::Reservation;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
 use adopt_reservations::ReservationOrigin;
-#[cfg(all(test, feature = "service"))]
-pub(crate) use copy_on_write::PODS_LOOKED_AT;
+#[cfg(any(test, feature = "testkit"))]
+pub use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;
 use node_states::NodeStates;
@@ -156,14 +156,14 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    pub(in crate::scheduling) fn new(policy: Arc<Policy>) -> Self {
+    pub(crate) fn new(policy: Arc<Policy>) -> Self {
         let packing = PackingState::of_last(policy.packing.window);
         Self { policy, packing, ..Self::default() }
     }
 
     /// An empty ledger under this policy. Its generations go on from those of this one: nothing that others keep of a state of
     /// this ledger is taken for one of that.
-    pub(in crate::scheduling) fn emptied(&self, policy: Arc<Policy>) -> Self {
+    pub(crate) fn emptied(&self, policy: Arc<Policy>) -> Self {
         Self { node_states: self.node_states.emptied(), ..Self::new(policy) }
     }
 
@@ -173,7 +173,7 @@ impl Ledger {
     }
 
     /// Sets the present, which never goes back.
-    pub(in crate::scheduling) fn set_now(&mut self, now: Moment) {
+    pub(crate) fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);
         self.evictions.forget_until(self.now);
     }

@@ -7,8 +7,8 @@
 
 use super::Ledger;
 use super::set_policy::{PreparedPolicy, RetiredPolicy};
-use crate::scheduling::policy::namespaces::Labels;
-use crate::scheduling::policy::{NamespaceLabels, NamespaceSelection, Policy};
+use crate::policy::namespaces::Labels;
+use crate::policy::{NamespaceLabels, NamespaceSelection, Policy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl Ledger {
 
     /// Namespaces have these labels from now on. Answers what was in force before if the policy says something else of any of
     /// them now.
-    pub(in crate::scheduling) fn edit_namespaces(&mut self, edits: NamespaceEdits) -> Option<RetiredPolicy> {
+    pub(crate) fn edit_namespaces(&mut self, edits: NamespaceEdits) -> Option<RetiredPolicy> {
         let selections = self.other_selections(&edits);
         if selections.is_empty() {
             self.note_labels(edits);
@@ -59,7 +59,7 @@ impl Ledger {
     }
 
     /// The same, prepared; if its preparation is out of date, answers `None`, and nothing has changed.
-    pub(in crate::scheduling) fn take_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
+    pub(crate) fn take_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
         prepared.0.is_current(self).then(|| self.take_current(prepared.0))
     }
 

@@ -6,9 +6,9 @@ use super::Ledger;
 use super::node_state::{DeviceReport, NodeState};
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::node::NodeIdentity;
-use crate::scheduling::vocabulary::node_reading::Freshness;
+use crate::vocabulary::gpu::{Device, Health};
+use crate::vocabulary::node::NodeIdentity;
+use crate::vocabulary::node_reading::Freshness;
 use std::sync::Arc;
 
 /// Why a report of devices is not taken.
@@ -23,8 +23,8 @@ impl Ledger {
     /// often of late, so that what is new or better than it was comes with a later report. What is worse counts at once.
     ///
     /// Refused as a whole, with how many there would be, if they and the lost ones that still have pods are more than
-    /// [`MAX_GPUS`](crate::scheduling::vocabulary::demand::MAX_GPUS).
-    pub(in crate::scheduling) fn report_devices(
+    /// [`MAX_GPUS`](crate::vocabulary::demand::MAX_GPUS).
+    pub(crate) fn report_devices(
         &mut self,
         name: &NodeName,
         devices: Arc<[Device]>,
@@ -33,7 +33,7 @@ impl Ledger {
     }
 
     /// The same of all devices that the machine has: pods on others have none of these.
-    pub(in crate::scheduling) fn report_all_devices(
+    pub(crate) fn report_all_devices(
         &mut self,
         name: &NodeName,
         devices: Arc<[Device]>,
@@ -84,13 +84,13 @@ impl Ledger {
     }
 
     /// Whether a report has listed all GPUs of the node that its machine has.
-    pub(in crate::scheduling) fn lists_all_devices(&self, name: &NodeName) -> bool {
+    pub(crate) fn lists_all_devices(&self, name: &NodeName) -> bool {
         self.node_states.get(name).is_some_and(NodeState::lists_all_devices)
     }
 
     /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one
     /// before it had; what was allocated there stays charged on GPUs that are lost, until their pods are gone.
-    pub(in crate::scheduling) fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
+    pub(crate) fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
         if self.node_states.open(name).identify(identity) {
             self.forget_machine(name);
         }

@@ -6,13 +6,13 @@ use super::pod_state::{BoundPod, PodPhase, PodState};
 use super::start_gates::gate;
 use super::waiting_pod::SchedulingGate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo, PodHealth};
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo, PodHealth};
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::NodeReading;
+use crate::vocabulary::placement::Reservation;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -66,12 +66,7 @@ pub enum PodWarning {
 
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
-    pub(in crate::scheduling) fn set_node(
-        &mut self,
-        name: &NodeName,
-        kind: NodeKind,
-        labelled: Option<Vec<Device>>,
-    ) {
+    pub(crate) fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
         if self.node_states.create(name, kind, &self.pod_states, &self.policy) {
             self.note_published(name);
         }
@@ -90,7 +85,7 @@ impl Ledger {
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     /// Answers the engines that have woken over VRAM that they had lent.
-    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: Arc<NodeReading>) -> Vec<PodUid> {
+    pub(crate) fn read(&mut self, name: &NodeName, reading: Arc<NodeReading>) -> Vec<PodUid> {
         if !self.has_node(name) {
             return Vec::new();
         }
@@ -115,7 +110,7 @@ impl Ledger {
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
-    pub(in crate::scheduling) fn remove_node(&mut self, name: &NodeName) {
+    pub(crate) fn remove_node(&mut self, name: &NodeName) {
         self.observe_images(name, None);
         self.overuse.forget_node(name);
         if self.node_states.remove(name, &self.policy) {
@@ -127,7 +122,7 @@ impl Ledger {
     }
 
     /// Brings the ledger to what the API server shows of a pod.
-    pub(in crate::scheduling) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
+    pub(crate) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
         if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
             let classification = self.policy.classify(&observation.demand.traits);
@@ -189,7 +184,7 @@ impl Ledger {
 
     /// Brings the ledger to what a request of kube-scheduler shows of a pod. What its eviction depends on counts until a watch has
     /// shown the pod: a request may be older than the watch.
-    pub(in crate::scheduling) fn see_request(
+    pub(crate) fn see_request(
         &mut self,
         observation: PodObservation,
         disruption: Option<&ObservedDisruptionInfo>,
@@ -251,7 +246,7 @@ impl Ledger {
     }
 
     /// The pod is gone or finished; what it had is free.
-    pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
+    pub(crate) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         self.set_placeless_member(uid, None);
         let pod_state = self.pod_states.get(uid)?.clone();
         if !self.has_left_for_others(uid) {

@@ -7,12 +7,12 @@ use super::node_state::LoanStage;
 use super::overuse::Overuse;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::policy::Pool;
-use crate::scheduling::vocabulary::classification::ClassId;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::node::Node;
+use crate::policy::Pool;
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::classification::ClassId;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::node::Node;
 use serde::{Deserialize, Serialize};
 
 /// A pod with a placement, a reservation or a soft reservation on a node.
@@ -62,17 +62,17 @@ impl Ledger {
     }
 
     /// How long ago the latest reading of a node was sampled.
-    pub(in crate::scheduling) fn reading_age(&self, node: &NodeName) -> Option<Millis> {
+    pub(crate) fn reading_age(&self, node: &NodeName) -> Option<Millis> {
         Some(self.now.since(self.reading(node)?.sampled))
     }
 
     /// The pool that a node is in.
-    pub(in crate::scheduling) fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
+    pub(crate) fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
         self.policy.pool(self.node_states.get(node)?.pool()?)
     }
 
     /// The node as the pod itself sees it: without its own charge, reservation or soft reservation.
-    pub(in crate::scheduling) fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
+    pub(crate) fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
         let node_state = self.node_states.existing(node)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         let view = node_state.view();
@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// All pods with anything on a node, in order of UID; one with a reservation and a soft reservation is there twice.
-    pub(in crate::scheduling) fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
+    pub(crate) fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
         let here = node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid]));
         let gpu_candidates = |pod_state: &PodState| {
@@ -122,7 +122,7 @@ impl Ledger {
     }
 
     /// How many victims of the pod's reservation are still in its way.
-    pub(in crate::scheduling) fn victims_left(&self, uid: &PodUid) -> u32 {
+    pub(crate) fn victims_left(&self, uid: &PodUid) -> u32 {
         let left = || {
             let reservation = self.pod_states.reservation(uid)?;
             Some(self.victims_on(reservation, self.node_states.get(&reservation.node)?))

@@ -1,12 +1,12 @@
 //! The answer to a Binding and what the watch shows of the pod come in any order: its state is the same in the end.
 
 use super::*;
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::policy::StartGate;
-use crate::scheduling::testkit::{self, LedgerCluster, demand_of, gpu, whole_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
+use crate::audit::ledger::audit;
+use crate::policy::StartGate;
+use crate::testkit::{self, LedgerCluster, demand_of, gpu, whole_gpu};
 use crate::units::{Bytes, Millis};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use proptest::prelude::*;
 
 /// What can be learned of a pod whose Binding was sent.

@@ -7,11 +7,11 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
-use crate::scheduling::policy::{Mode, OveruseRule};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::OverGrant;
+use crate::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
+use crate::policy::{Mode, OveruseRule};
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::OverGrant;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -175,7 +175,7 @@ impl Ledger {
     }
 
     /// What is due about pods over their grants. Everything in the answer counts as done.
-    pub(in crate::scheduling) fn take_overuse(&mut self) -> Vec<OveruseStep> {
+    pub(crate) fn take_overuse(&mut self) -> Vec<OveruseStep> {
         let rules = &self.policy;
         let may_evict = rules.ungranted == OveruseRule::Evict
             || rules.classes().iter().any(|class| rules.overuse_of(class).0 == OveruseRule::Evict);

@@ -24,7 +24,7 @@ pub(super) struct OwnerEvictions {
 impl Ledger {
     /// The pod was evicted, or will be: its controller's other pods are spared for a while. To be called before the pod is
     /// released.
-    pub(in crate::scheduling) fn note_evicted(&mut self, uid: &PodUid) {
+    pub(crate) fn note_evicted(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
         if let Some(owner) =
@@ -35,7 +35,7 @@ impl Ledger {
     }
 
     /// How many pods of that controller were evicted recently, as far as it counts.
-    pub(in crate::scheduling) fn evictions_of(&self, owner: &OwnerUid) -> u64 {
+    pub(crate) fn evictions_of(&self, owner: &OwnerUid) -> u64 {
         if !self.owner_evictions.count.contains_key(owner) {
             return 0;
         }

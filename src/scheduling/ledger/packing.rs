@@ -4,10 +4,10 @@
 use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
-use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
-use crate::scheduling::policy::{LearningMode, PackingPolicy, PackingRules};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use crate::placing::learned::{DemandHistory, DemandShape, PackingModel};
+use crate::placing::snapshot::{RetiredSummaries, Snapshot};
+use crate::policy::{LearningMode, PackingPolicy, PackingRules};
+use crate::vocabulary::demand::{Demand, HostResources};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ impl Ledger {
     }
 
     /// From now on placements are scored by this model, unless the policy has changed while it was learned, and asks for none.
-    pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
+    pub(crate) fn set_packing_model(&mut self, packing_model: PackingModel) {
         if self.is_packing_learned() {
             self.replace_packing_model(packing_model);
         }
@@ -84,7 +84,7 @@ impl Ledger {
 
     /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the
     /// copy was made, makes no difference.
-    pub(in crate::scheduling) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
+    pub(crate) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
         if !self.is_packing_learned() {
             return summarized.into_summaries();
         }
@@ -107,7 +107,7 @@ impl Ledger {
 
     /// CPU and memory that a node has left, without all pods that are observed to be bound there; `None` if that is not known.
     /// Pods that are assumed there are subtracted here.
-    pub(in crate::scheduling) fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
+    pub(crate) fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
         self.node_states.set_free_host(name, free_host, &self.pod_states);
     }
 
@@ -138,14 +138,14 @@ mod tests {
     use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::policy::{Class, Match, NamespaceSelector, Policy};
-    use crate::scheduling::testkit::{LedgerCluster, classified, demand_of};
-    use crate::scheduling::verbs::namespaces::NamespaceObserved;
-    use crate::scheduling::verbs::tick::{PackingModelLearned, PackingModelPrepared, PolicySet};
-    use crate::scheduling::vocabulary::classification::PodTraits;
-    use crate::scheduling::vocabulary::demand::Sharing;
-    use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-    use crate::scheduling::vocabulary::node::Node;
+    use crate::policy::{Class, Match, NamespaceSelector, Policy};
+    use crate::testkit::{LedgerCluster, classified, demand_of};
+    use crate::verbs::namespaces::NamespaceObserved;
+    use crate::verbs::tick::{PackingModelLearned, PackingModelPrepared, PolicySet};
+    use crate::vocabulary::classification::PodTraits;
+    use crate::vocabulary::demand::Sharing;
+    use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+    use crate::vocabulary::node::Node;
 
     #[test]
     fn a_refused_pod_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {

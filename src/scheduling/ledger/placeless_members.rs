@@ -5,7 +5,7 @@
 
 use super::{Ledger, PodState};
 use crate::ids::{OwnerUid, PodUid};
-use crate::scheduling::vocabulary::disruption_info::{GroupKey, PlacelessMember};
+use crate::vocabulary::disruption_info::{GroupKey, PlacelessMember};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -48,11 +48,7 @@ impl PlacelessMembers {
 
 impl Ledger {
     /// The pod as a member that needs no place; `None` if it is none.
-    pub(in crate::scheduling) fn set_placeless_member(
-        &mut self,
-        uid: &PodUid,
-        member: Option<PlacelessMember>,
-    ) {
+    pub(crate) fn set_placeless_member(&mut self, uid: &PodUid, member: Option<PlacelessMember>) {
         self.placeless_members.set(uid, member);
     }
 

@@ -12,11 +12,11 @@ use super::refused_evictions::EvictionRefusal;
 use super::start_times::PodStart;
 use super::waiting_pod::{FilterRefusal, SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodKey};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan, PodDeletion};
-use crate::scheduling::vocabulary::is_default;
-use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::Moment;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan, PodDeletion};
+use crate::vocabulary::is_default;
+use crate::vocabulary::placement::{Placement, Reservation};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -277,7 +277,7 @@ impl PodState {
     }
 
     /// The pod once it is bound.
-    pub(in crate::scheduling) fn bound(&self) -> Option<&BoundPod> {
+    pub(crate) fn bound(&self) -> Option<&BoundPod> {
         match &self.phase {
             PodPhase::Bound(bound) => Some(bound),
             _ => None,
@@ -285,7 +285,7 @@ impl PodState {
     }
 
     /// Whether it is being deleted.
-    pub(in crate::scheduling) fn is_leaving(&self) -> bool {
+    pub(crate) fn is_leaving(&self) -> bool {
         self.bound().is_some_and(|bound| bound.leaving.is_some())
     }
 
@@ -310,7 +310,7 @@ impl PodState {
     }
 
     /// Since when what it does would be lost: its last checkpoint, or its start.
-    pub(in crate::scheduling) fn unsaved_since(&self) -> Option<Moment> {
+    pub(crate) fn unsaved_since(&self) -> Option<Moment> {
         let bound = self.bound()?;
         Some(match self.disruption_info.checkpoint {
             Checkpoint::At(moment) => bound.started.max(moment),

@@ -4,25 +4,21 @@ mod tenants;
 
 use super::*;
 use crate::ids::{GpuModel, ModelId};
-use crate::scheduling::placing::fit::{Misfit, fit};
-use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-use crate::scheduling::policy::{
-    Class, Match, NamespaceSelector, Pool, Preemptibility, StartGate, Tenant, Weights,
-};
-use crate::scheduling::testkit::{
-    LedgerCluster, classified, demand_of, gpu, gpu_at, h100, node, placed, uid,
-};
-use crate::scheduling::verbs::namespaces::NamespaceObserved;
-use crate::scheduling::verbs::observe::ReadingReported;
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
-use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness, GpuReading, NodeReading};
+use crate::placing::fit::{Misfit, fit};
+use crate::placing::rank::{ScheduleAttempt, shortlist};
+use crate::policy::{Class, Match, NamespaceSelector, Pool, Preemptibility, StartGate, Tenant, Weights};
+use crate::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_at, h100, node, placed, uid};
 use crate::units::{Bytes, Millis, Percent};
+use crate::verbs::namespaces::NamespaceObserved;
+use crate::verbs::observe::ReadingReported;
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::vocabulary::gpu::{Device, GpuSet};
+use crate::vocabulary::headroom::Headroom;
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness, GpuReading, NodeReading};
 
 fn slice(card: u32, index: u32, profile: &str) -> Device {
     Device {

@@ -6,13 +6,13 @@ use super::node_state::NodeState;
 use super::pod_state::PodState;
 use super::tenant_usage::QuotaStatus;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
-use crate::scheduling::vocabulary::is_default;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Bytes, Millis};
+use crate::vocabulary::classification::{ClassId, ClassSet, TenantId};
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
+use crate::vocabulary::is_default;
+use crate::vocabulary::node_reading::EngineLoad;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,16 +79,12 @@ impl PodEvictionCost {
 
 impl Ledger {
     /// A pod as a potential victim on its node, if it is placed there.
-    pub(in crate::scheduling) fn resident_on(
-        &self,
-        uid: &PodUid,
-        node: &NodeName,
-    ) -> Option<PotentialVictim> {
+    pub(crate) fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
         self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
     }
 
     /// The same, without its price.
-    pub(in crate::scheduling) fn resident(
+    pub(crate) fn resident(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -98,7 +94,7 @@ impl Ledger {
         Some(self.resident_at(uid, pod_state, node_state, charge.gpus))
     }
 
-    pub(in crate::scheduling) fn resident_at(
+    pub(crate) fn resident_at(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -132,10 +128,7 @@ impl Ledger {
 
     /// Pods that have ended on the node, as victims that leave anyway: one of the next readings shows that their memory is free.
     /// One whose memory is there for longer than a reservation's slack is not waited for.
-    pub(in crate::scheduling) fn ended_victims(
-        &self,
-        node_state: &NodeState,
-    ) -> impl Iterator<Item = PotentialVictim> {
+    pub(crate) fn ended_victims(&self, node_state: &NodeState) -> impl Iterator<Item = PotentialVictim> {
         let since = self.now.before(self.policy.preemption.reservation_slack);
         node_state.lingering(since).map(|(uid, gpus, used)| PotentialVictim {
             uid: uid.clone(),
@@ -164,17 +157,13 @@ impl Ledger {
     }
 
     /// How long a pod that is asked to leave may take.
-    pub(in crate::scheduling) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
+    pub(crate) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
         self.eviction_grace(pod_state) + self.policy.class(pod_state.demand.class).drain_time
     }
 }
 
 /// What a pod's eviction gives back of the quota of the preemptor's tenant.
-pub(in crate::scheduling) fn given_back(
-    pod_state: &PodState,
-    used: TenantUsage,
-    preemptor: &Demand,
-) -> TenantUsage {
+pub(crate) fn given_back(pod_state: &PodState, used: TenantUsage, preemptor: &Demand) -> TenantUsage {
     let is_own = pod_state.demand.tenant.is_some() && pod_state.demand.tenant == preemptor.tenant;
     if is_own { used } else { TenantUsage::default() }
 }

@@ -5,15 +5,15 @@ use super::pod_state::PodState;
 use super::refused_evictions::EvictionRefusal;
 use super::tenant_usage::TenantShares;
 use crate::ids::{ModelId, PodUid};
-use crate::scheduling::kube_filters::FilterSnapshot;
-use crate::scheduling::kube_filters::volumes::VolumeIndex;
-use crate::scheduling::ledger::TenantQuota;
-use crate::scheduling::policy::{KueueRule, Preemptibility};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{GroupKey, Replacement};
-use crate::scheduling::vocabulary::model_tier::NodeModel;
+use crate::kube_filters::FilterSnapshot;
+use crate::kube_filters::volumes::VolumeIndex;
+use crate::ledger::TenantQuota;
+use crate::policy::{KueueRule, Preemptibility};
 use crate::units::{Millis, plural};
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::disruption_info::{GroupKey, Replacement};
+use crate::vocabulary::model_tier::NodeModel;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,12 +43,12 @@ pub struct Preemptor {
 
 impl Preemptor {
     /// The same preemptor, if every victim fits on another node.
-    pub(in crate::scheduling) fn moving(self) -> Self {
+    pub(crate) fn moving(self) -> Self {
         Self { tenancy: TenantShares::off(), moves: true, ..self }
     }
 
     /// The same preemptor, to which the filters' view shows volumes.
-    pub(in crate::scheduling) fn beside_volumes(self, kube_filters: &FilterSnapshot) -> Self {
+    pub(crate) fn beside_volumes(self, kube_filters: &FilterSnapshot) -> Self {
         Self { volumes: kube_filters.volumes().clone(), ..self }
     }
 
@@ -58,32 +58,32 @@ impl Preemptor {
     }
 
     /// `None` for one of no pod.
-    pub(in crate::scheduling) fn uid(&self) -> Option<&PodUid> {
+    pub(crate) fn uid(&self) -> Option<&PodUid> {
         self.uid.as_ref()
     }
 
-    pub(in crate::scheduling) fn tenancy(&self) -> &TenantShares {
+    pub(crate) fn tenancy(&self) -> &TenantShares {
         &self.tenancy
     }
 
     /// Victims of other pods' reservations, in order of UID.
-    pub(in crate::scheduling) fn spoken_for(&self) -> &BTreeSet<PodUid> {
+    pub(crate) fn spoken_for(&self) -> &BTreeSet<PodUid> {
         &self.spoken_for
     }
 
     /// Where the model is nearest to a GPU, on any node.
-    pub(in crate::scheduling) fn nearest(&self, model: &ModelId) -> Option<&NodeModel> {
+    pub(crate) fn nearest(&self, model: &ModelId) -> Option<&NodeModel> {
         self.nearest_models.get(model)
     }
 
     /// Whether what replaces the pod could run on its node only, as far as is known.
-    pub(in crate::scheduling) fn would_strand(&self, pod_state: &PodState) -> bool {
+    pub(crate) fn would_strand(&self, pod_state: &PodState) -> bool {
         let info = &pod_state.disruption_info;
         info.replacement == Replacement::SameNode
             || self.volumes.are_on_one_node(&pod_state.key.namespace, &info.claims)
     }
 
-    pub(in crate::scheduling) fn quota(&self) -> TenantQuota {
+    pub(crate) fn quota(&self) -> TenantQuota {
         self.quota
     }
 
@@ -135,7 +135,7 @@ pub enum KeepReason {
 
 /// Whether a pod that is being deleted may be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::scheduling) enum Departure {
+pub(crate) enum Departure {
     /// Its VRAM becomes free; that may take so long.
     Soon(Millis),
     /// It has been given longer than its class allows. It is a victim like one that stays: an eviction makes the time shorter. The
@@ -152,21 +152,17 @@ impl Ledger {
     }
 
     /// One of no pod, by which evictions are priced.
-    pub(in crate::scheduling) fn pricing_preemptor(&self) -> Preemptor {
+    pub(crate) fn pricing_preemptor(&self) -> Preemptor {
         Preemptor { nearest_models: self.nearest_models(), ..Preemptor::default() }
     }
 
     /// The same, for a caller that knows already where models are.
-    pub(in crate::scheduling) fn preemptor_by(
-        &self,
-        uid: &PodUid,
-        nearest_models: NearestModels,
-    ) -> Preemptor {
+    pub(crate) fn preemptor_by(&self, uid: &PodUid, nearest_models: NearestModels) -> Preemptor {
         Preemptor { nearest_models, ..self.preemptor_without_cost(uid) }
     }
 
     /// The same, by which nothing is priced.
-    pub(in crate::scheduling) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
+    pub(crate) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
         let others = self.pod_states.reservations().filter(|(other, ..)| *other != uid);
         Preemptor {
             uid: Some(uid.clone()),
@@ -181,7 +177,7 @@ impl Ledger {
     }
 
     /// Why a pod is not evicted for one that would use that much; `None` if it may be evicted. Its group is not considered.
-    pub(in crate::scheduling) fn keep_reason(
+    pub(crate) fn keep_reason(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -196,11 +192,7 @@ impl Ledger {
     }
 
     /// What the policy and the pod itself say.
-    pub(in crate::scheduling) fn own_keep_reason(
-        &self,
-        pod_state: &PodState,
-        preemptor: &Demand,
-    ) -> Option<KeepReason> {
+    pub(crate) fn own_keep_reason(&self, pod_state: &PodState, preemptor: &Demand) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
         let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
@@ -224,12 +216,12 @@ impl Ledger {
     }
 
     /// Whether Kueue alone decides about the pod.
-    pub(in crate::scheduling) fn is_left_to_kueue(&self, pod_state: &PodState) -> bool {
+    pub(crate) fn is_left_to_kueue(&self, pod_state: &PodState) -> bool {
         pod_state.disruption_info.queue_managed && self.policy.preemption.kueue == KueueRule::HandsOff
     }
 
     /// How a pod that is being deleted leaves, if it is one.
-    pub(in crate::scheduling) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
+    pub(crate) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
         let by = pod_state.bound()?.leaving?;
         let longest = self.policy.class(pod_state.demand.class).max_grace_period;
         Some(if by > self.now + longest + CLOCKS_DIFFER {
@@ -247,13 +239,13 @@ impl Ledger {
     }
 
     /// Whether the pod is being deleted, and is waited for.
-    pub(in crate::scheduling) fn leaves_soon(&self, uid: &PodUid) -> bool {
+    pub(crate) fn leaves_soon(&self, uid: &PodUid) -> bool {
         let departure = self.pod_state(uid).and_then(|pod_state| self.departure_of(pod_state));
         matches!(departure, Some(Departure::Soon(_)))
     }
 
     /// Of each model, what is nearest to a GPU. Looks at every node.
-    pub(in crate::scheduling) fn nearest_models(&self) -> NearestModels {
+    pub(crate) fn nearest_models(&self) -> NearestModels {
         let mut nearest_models: FxHashMap<ModelId, NodeModel> = FxHashMap::default();
         let rank = |holding: &NodeModel| (holding.tier, holding.bytes);
         for holding in

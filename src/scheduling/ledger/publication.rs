@@ -7,10 +7,10 @@
 use super::copy_on_write::NodeMap;
 use super::node_state::NodeState;
 use crate::ids::NodeName;
-use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
-use crate::scheduling::placing::start_model::StartModel;
-use crate::scheduling::vocabulary::node::Node;
+use crate::placing::learned::PackingModel;
+use crate::placing::snapshot::{RetiredSummaries, Snapshot};
+use crate::placing::start_model::StartModel;
+use crate::vocabulary::node::Node;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

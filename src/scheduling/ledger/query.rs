@@ -6,12 +6,12 @@ use super::copy_on_write::NodeMap;
 use super::node_state::NodeState;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::policy::Policy;
 use crate::units::Bytes;
+use crate::vocabulary::gpu::{ClassExclusion, Gpu};
+use crate::vocabulary::node::{Node, NodeKind};
+use crate::vocabulary::node_reading::NodeReading;
+use crate::vocabulary::smoothed_load::SmoothedLoad;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -55,27 +55,27 @@ pub struct NodesAtOneTime(NodeMap);
 
 impl Ledger {
     /// The state of a pod that the ledger knows.
-    pub(in crate::scheduling) fn known_pod(&self, uid: &PodUid) -> &PodState {
+    pub(crate) fn known_pod(&self, uid: &PodUid) -> &PodState {
         &self.pod_states[uid]
     }
 
     /// The state of a node that exists, or on which pods are.
-    pub(in crate::scheduling) fn node_state(&self, name: &NodeName) -> Option<&NodeState> {
+    pub(crate) fn node_state(&self, name: &NodeName) -> Option<&NodeState> {
         self.node_states.get(name)
     }
 
     /// In order of name.
-    pub(in crate::scheduling) fn all_node_states(&self) -> impl Iterator<Item = &NodeState> {
+    pub(crate) fn all_node_states(&self) -> impl Iterator<Item = &NodeState> {
         self.node_states.iter().map(|(_, node_state)| node_state)
     }
 
     /// The GPUs of a node if this pod had nothing there.
-    pub(in crate::scheduling) fn gpus_without(&self, node_state: &NodeState, uid: &PodUid) -> Vec<Gpu> {
+    pub(crate) fn gpus_without(&self, node_state: &NodeState, uid: &PodUid) -> Vec<Gpu> {
         node_state.gpus_without(uid, &self.pod_states, &self.policy)
     }
 
     /// Which pods of a node but this one keep classes off GPUs.
-    pub(in crate::scheduling) fn class_exclusions_beside(
+    pub(crate) fn class_exclusions_beside(
         &self,
         node_state: &NodeState,
         uid: &PodUid,
@@ -84,7 +84,7 @@ impl Ledger {
     }
 
     /// Which budgets cover which pods.
-    pub(in crate::scheduling) fn budget_index(&self) -> BudgetIndex<'_> {
+    pub(crate) fn budget_index(&self) -> BudgetIndex<'_> {
         BudgetIndex::new(self.budgets.all())
     }
 
@@ -142,18 +142,14 @@ impl Ledger {
     }
 
     /// How busy the engines on a GPU are, over its readings.
-    pub(in crate::scheduling) fn smoothed_load(
-        &self,
-        name: &NodeName,
-        gpu: &GpuUuid,
-    ) -> Option<&SmoothedLoad> {
+    pub(crate) fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
         let node_state = self.node_states.get(name)?;
         let place = node_state.devices().iter().position(|device| device.uuid == *gpu)?;
         node_state.smoothed_load(gpu, place)
     }
 
     /// Bound pods that are known to be on this GPU, in order of UID.
-    pub(in crate::scheduling) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
+    pub(crate) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
         let Some(place) = node_state.devices().iter().position(|device| device.uuid == *gpu) else {
             return Vec::new();
@@ -231,7 +227,7 @@ impl Ledger {
         self.node_states.get(name).map_or(Bytes::ZERO, NodeState::asked_for)
     }
 
-    pub(in crate::scheduling) fn node_states(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
+    pub(crate) fn node_states(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
         self.node_states.iter().map(|(name, node_state)| (name, node_state.view()))
     }
 }

@@ -37,7 +37,7 @@ impl EvictionRefusal {
 
 impl Ledger {
     /// The pod was to be evicted, and stays. While a refusal counts, whoever meets another one meets the same.
-    pub(in crate::scheduling) fn note_eviction_refused(&mut self, uid: &PodUid, why: &str) {
+    pub(crate) fn note_eviction_refused(&mut self, uid: &PodUid, why: &str) {
         let now = self.now;
         self.pod_states.note(uid, |pod_state| {
             if let PodPhase::Bound(bound) = &mut pod_state.phase

@@ -6,10 +6,10 @@ use super::pod_state::PodState;
 use super::preemptor::{CLOCKS_DIFFER, KeepReason};
 use super::waiting_pod::{SchedulingGate, WaitingPod};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::vocabulary::demand::LONGEST_GRACE;
-use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::LONGEST_GRACE;
+use crate::vocabulary::disruption_info::GroupKey;
+use crate::vocabulary::placement::Reservation;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -174,7 +174,7 @@ impl Ledger {
     }
 
     /// The reservation was written late: it lasts until then at least.
-    pub(in crate::scheduling) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
+    pub(crate) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
         let reservation = self.pod_states.reservation(uid).cloned();
         if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
             self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));

@@ -8,26 +8,22 @@ use super::pod_state::PodState;
 use super::potential_victim::given_back;
 use super::preemptor::{Departure, KeepReason, Preemptor};
 use crate::ids::PodUid;
-use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
-use crate::scheduling::placing::fit::{Misfit, check_node_admission, misfit};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::{PotentialVictim, discharge, settle_class_exclusions};
+use crate::placing::fit::{Misfit, check_node_admission, misfit};
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::placement::Reservation;
 
 impl Ledger {
     /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with
     /// their groups, and pods that are leaving anyway.
-    pub(in crate::scheduling) fn reserve(
-        &mut self,
-        uid: &PodUid,
-        reservation: Reservation,
-    ) -> Result<(), AssumeConflict> {
+    pub(crate) fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
         let preemptor = self.preemptor_without_cost(uid);
         self.reserve_by(&preemptor, uid, reservation)
     }
 
     /// The same, if its victims fit on other nodes.
-    pub(in crate::scheduling) fn reserve_by_moving(
+    pub(crate) fn reserve_by_moving(
         &mut self,
         uid: &PodUid,
         reservation: Reservation,
@@ -48,7 +44,7 @@ impl Ledger {
     }
 
     /// Whether the pod may have this reservation, in place of none.
-    pub(in crate::scheduling) fn check_reservation(
+    pub(crate) fn check_reservation(
         &self,
         preemptor: &Preemptor,
         uid: &PodUid,
@@ -155,14 +151,14 @@ impl Ledger {
     }
 
     /// Gives the pod's reservation up. To a leader, what shows it from here on is older than that.
-    pub(in crate::scheduling) fn release_reservation(&mut self, uid: &PodUid) {
+    pub(crate) fn release_reservation(&mut self, uid: &PodUid) {
         let Some(given_up) = self.pod_states.reservation(uid).cloned() else { return };
         self.set_reservation(uid, None);
         self.origin.note_given_up(uid, given_up);
     }
 
     /// The API server shows no reservation any more, and what it shows counts.
-    pub(in crate::scheduling) fn forget_observed_reservation(&mut self, uid: &PodUid) {
+    pub(crate) fn forget_observed_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
     }
 }

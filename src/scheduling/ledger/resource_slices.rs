@@ -17,8 +17,8 @@
 use super::Ledger;
 use super::node_state::NodeState;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::kube_filters::node::NodeTerm;
-use crate::scheduling::policy::DraRules;
+use crate::kube_filters::node::NodeTerm;
+use crate::policy::DraRules;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -292,11 +292,7 @@ impl From<ResourceSlices> for StoredSlices {
 
 impl Ledger {
     /// A slice as the API server shows it, or `None` if it is gone.
-    pub(in crate::scheduling) fn set_slice(
-        &mut self,
-        name: &Arc<str>,
-        slice: Option<DeviceSlice>,
-    ) -> NewlyPublished {
+    pub(crate) fn set_slice(&mut self, name: &Arc<str>, slice: Option<DeviceSlice>) -> NewlyPublished {
         let rules = &self.policy.dra;
         let before = self.slices.slices.get(name).map(|known| known.driver.clone());
         let drivers = before.into_iter().chain(slice.as_ref().map(|slice| slice.driver.clone()));
@@ -341,7 +337,7 @@ impl Ledger {
     }
 
     /// Whether pods with ResourceClaims are bound to a node.
-    pub(in crate::scheduling) fn set_device_claims(&mut self, name: &NodeName, claims_devices: bool) {
+    pub(crate) fn set_device_claims(&mut self, name: &NodeName, claims_devices: bool) {
         // A state that a plan shares is copied only for a change.
         let is_news = |node_state: &NodeState| node_state.claims_devices() != claims_devices;
         if self.node_states.get(name).is_some_and(is_news) {

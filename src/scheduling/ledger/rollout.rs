@@ -4,8 +4,8 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::placing::fit::fit;
+use crate::vocabulary::demand::Demand;
 
 /// Labels by which controllers tell the pods of one template from those of the next.
 const TEMPLATE_HASHES: [&str; 2] = ["pod-template-hash", "rollouts-pod-template-hash"];
@@ -23,7 +23,7 @@ pub fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
 
 impl Ledger {
     /// The pod of an earlier template that has what this pending pod needs, and its node: without it, the pod would fit there.
-    pub(crate) fn predecessor_in_the_way(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
+    pub fn predecessor_in_the_way(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
         let pod =
             self.pod_states.get(uid).filter(|pod| pod.waiting().is_some() && !pod.demand.asks_plugin())?;
         let (name, hash) = workload(&pod.key, &pod.demand)?;
@@ -62,12 +62,12 @@ fn workload<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str
 
 #[cfg(test)]
 mod tests {
-    use crate::scheduling::ledger::ObservedPhase;
-    use crate::scheduling::policy::Policy;
-    use crate::scheduling::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_pair, node, uid};
-    use crate::scheduling::vocabulary::classification::PodTraits;
-    use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+    use crate::ledger::ObservedPhase;
+    use crate::policy::Policy;
+    use crate::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_pair, node, uid};
     use crate::units::Bytes;
+    use crate::vocabulary::classification::PodTraits;
+    use crate::vocabulary::demand::{Demand, Sharing};
 
     fn demand(gib: u64, label: &str, hash: &str) -> Demand {
         let labels = [(label.to_owned(), hash.to_owned())].into();

@@ -12,10 +12,10 @@ use super::namespaces::NamespaceEdits;
 use super::node_states::NodeStates;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{NamespaceSelection, Policy};
-use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
-use crate::scheduling::vocabulary::node_signs::NodeSigns;
+use crate::policy::{NamespaceSelection, Policy};
 use crate::units::Moment;
+use crate::vocabulary::classification::{Classification, PodTraits};
+use crate::vocabulary::node_signs::NodeSigns;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -184,12 +184,12 @@ pub const GPU_LABELS: [&str; 5] = [
 impl Ledger {
     /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
     /// is now.
-    pub(in crate::scheduling) fn set_policy(&mut self, policy: Policy) -> RetiredPolicy {
+    pub(crate) fn set_policy(&mut self, policy: Policy) -> RetiredPolicy {
         self.take_policy(PreparedPolicy::new(self.scratch(), policy))
     }
 
     /// The same of a policy that is prepared. If its preparation is out of date, it is prepared again.
-    pub(in crate::scheduling) fn take_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
+    pub(crate) fn take_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         if !prepared.is_current(self) {
             return self.set_policy(Policy::clone(&prepared.changed.policy));
         }
@@ -233,17 +233,13 @@ impl Ledger {
     }
 
     /// The labels of a node, by which it is in a pool.
-    #[cfg(test)]
-    pub(in crate::scheduling) fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
         self.share_labels(name, Arc::new(labels));
     }
 
     /// The same, of labels that the caller keeps, too.
-    pub(in crate::scheduling) fn share_labels(
-        &mut self,
-        name: &NodeName,
-        labels: Arc<BTreeMap<String, String>>,
-    ) {
+    pub(crate) fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
         let policy = &self.policy;
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_labels(labels, policy)) {
             self.refresh(name);
@@ -252,7 +248,7 @@ impl Ledger {
     }
 
     /// What a node that exists shows of its GPUs beside their list.
-    pub(in crate::scheduling) fn set_signs(&mut self, name: &NodeName, signs: NodeSigns) {
+    pub(crate) fn set_signs(&mut self, name: &NodeName, signs: NodeSigns) {
         let policy = &self.policy;
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_signs(signs, policy)) {
             self.refresh(name);
@@ -260,7 +256,7 @@ impl Ledger {
     }
 
     /// Whether the node's labels say that it has GPUs, by those that the agent's DaemonSet selects its nodes by.
-    pub(in crate::scheduling) fn shows_gpus(&self, name: &NodeName) -> bool {
+    pub(crate) fn shows_gpus(&self, name: &NodeName) -> bool {
         let labels = self.node_states.get(name).map(|node_state| node_state.labels());
         labels.is_some_and(|labels| {
             GPU_LABELS.iter().any(|label| labels.get(*label).is_some_and(|value| value == "true"))

@@ -1,10 +1,10 @@
 //! What the replicas of a workload show alike is kept once. Of a million pods it would be most of the ledger's memory.
 
 use crate::ids::GpuModel;
-use crate::scheduling::sharing::Interner;
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::{AskingContainer, Demand};
-use crate::scheduling::vocabulary::image::ImageId;
+use crate::sharing::Interner;
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::demand::{AskingContainer, Demand};
+use crate::vocabulary::image::ImageId;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedParts {

@@ -4,14 +4,14 @@
 
 use super::Ledger;
 use crate::ids::NodeName;
-use crate::scheduling::policy::SpareRule;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::spare::{SpareCounts, SpareSet};
+use crate::policy::SpareRule;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::spare::{SpareCounts, SpareSet};
 use std::borrow::Cow;
 
 impl Ledger {
     /// The rules whose last free GPUs such a pod may not take now.
-    pub(in crate::scheduling) fn kept_from(&self, demand: &Demand) -> SpareSet {
+    pub(crate) fn kept_from(&self, demand: &Demand) -> SpareSet {
         self.kept_from_beside(self.node_states.spare(), demand)
     }
 
@@ -29,16 +29,12 @@ impl Ledger {
     }
 
     /// The demand as it is to be decided on now.
-    pub(in crate::scheduling) fn beside_spare<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
+    pub(crate) fn beside_spare<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
         self.beside(self.node_states.spare(), demand)
     }
 
     /// The same if so many GPUs were free.
-    pub(in crate::scheduling) fn beside<'d>(
-        &self,
-        free: &SpareCounts,
-        demand: &'d Demand,
-    ) -> Cow<'d, Demand> {
+    pub(crate) fn beside<'d>(&self, free: &SpareCounts, demand: &'d Demand) -> Cow<'d, Demand> {
         match self.kept_from_beside(free, demand) {
             kept if kept == demand.kept => Cow::Borrowed(demand),
             kept => Cow::Owned(Demand { kept, ..demand.clone() }),
@@ -46,12 +42,12 @@ impl Ledger {
     }
 
     /// The GPUs that are free now, for each rule.
-    pub(in crate::scheduling) fn free_for_spare(&self) -> SpareCounts {
+    pub(crate) fn free_for_spare(&self) -> SpareCounts {
         *self.node_states.spare()
     }
 
     /// Whether new pods go to a node at all: a free GPU of a node that is cordoned is no spare one.
-    pub(in crate::scheduling) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
+    pub(crate) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
         self.node_states.set_takes_new_pods(name, takes_new_pods);
     }
 

@@ -11,13 +11,13 @@ use super::node_state::{NodeState, Starter};
 use super::pod_state::{PodPhase, PodState};
 use super::start_times::PodStart;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::placing::rank;
-use crate::scheduling::placing::start_model::StartModel;
-use crate::scheduling::policy::{Policy, StartGate};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::model_tier::time_to_ready;
-use crate::scheduling::vocabulary::node::Node;
+use crate::placing::rank;
+use crate::placing::start_model::StartModel;
+use crate::policy::{Policy, StartGate};
 use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::model_tier::time_to_ready;
+use crate::vocabulary::node::Node;
 use std::sync::Arc;
 
 /// In an hour the engines of a tenant that do not become ready keep others from a GPU for as long as its class lets one do, or for this
@@ -65,12 +65,7 @@ impl Ledger {
 
     /// What the pod's tenant has taken within an hour of the time for which it may keep others from one of these GPUs; of any, if it
     /// is not known which.
-    pub(in crate::scheduling) fn gate_time_taken(
-        &self,
-        demand: &Demand,
-        node: &NodeName,
-        gpus: &[GpuUuid],
-    ) -> Millis {
+    pub(crate) fn gate_time_taken(&self, demand: &Demand, node: &NodeName, gpus: &[GpuUuid]) -> Millis {
         let starter = starter(demand, &self.policy);
         let held = |node_state: &NodeState| node_state.starts().held(starter, gpus, self.now);
         let (failed, all) = self.node_states.get(node).map(held).unwrap_or_default();

@@ -3,8 +3,8 @@
 //! A start takes `transfer × a + init × b`: both parts by the policy's speeds, `a` and `b` to be found. The fit minimizes relative
 //! errors, counts outliers less, and begins with one factor for both: all engines of one size, say, do not tell `a` from `b`.
 
-use crate::scheduling::vocabulary::start_time::{StartFactors, TimeFactor};
 use crate::units::Millis;
+use crate::vocabulary::start_time::{StartFactors, TimeFactor};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ const ROUNDS: usize = 12;
 impl StartSamples {
     /// Adds a start and keeps `limit` at most. Of the namespace with the most samples the oldest goes, so that no namespace can
     /// push out what others have observed.
-    pub(in crate::scheduling) fn add(&mut self, sample: StartSample, limit: usize) {
+    pub(crate) fn add(&mut self, sample: StartSample, limit: usize) {
         self.0.push(sample);
         if self.0.len() > limit {
             let count = |namespace: &str| self.0.iter().filter(|one| &*one.namespace == namespace).count();
@@ -45,12 +45,12 @@ impl StartSamples {
     }
 
     #[cfg(test)]
-    pub(in crate::scheduling) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// The factors that fit best, near `known` where that is open; `None` with fewer than `least` samples.
-    pub(in crate::scheduling) fn fit(&self, known: StartFactors, least: usize) -> Option<StartFactors> {
+    pub(crate) fn fit(&self, known: StartFactors, least: usize) -> Option<StartFactors> {
         if self.0.len() < least {
             return None;
         }

@@ -10,14 +10,14 @@ use super::Ledger;
 use super::start_samples::{StartSample, StartSamples};
 use crate::engines::Engine;
 use crate::ids::{GpuModel, NodeName, PodUid};
-use crate::scheduling::placing::rank;
-use crate::scheduling::placing::start_model::{StartEstimate, StartModel};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::image::{NodeImage, NodeImageSet, largest_images};
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
+use crate::placing::rank;
+use crate::placing::start_model::{StartEstimate, StartModel};
 use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::image::{NodeImage, NodeImageSet, largest_images};
+use crate::vocabulary::model_tier::LoadingSpeeds;
+use crate::vocabulary::node::Node;
+use crate::vocabulary::start_time::{StartFactors, StartKind};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -202,11 +202,7 @@ impl Ledger {
     }
 
     /// Brings the ledger to what a watch shows of a pod's start. Answers the start if it is over by that.
-    pub(in crate::scheduling) fn observe_start(
-        &mut self,
-        uid: &PodUid,
-        progress: StartProgress,
-    ) -> Option<TimedStart> {
+    pub(crate) fn observe_start(&mut self, uid: &PodUid, progress: StartProgress) -> Option<TimedStart> {
         let now = self.now;
         let pod_state = self.pod_states.get(uid)?;
         let (start, node) = (pod_state.start.clone()?, pod_state.node()?.clone());
@@ -268,7 +264,7 @@ impl Ledger {
     }
 
     /// The images on a node that exists; `None` if it lists none.
-    pub(in crate::scheduling) fn observe_images(&mut self, name: &NodeName, images: Option<Vec<NodeImage>>) {
+    pub(crate) fn observe_images(&mut self, name: &NodeName, images: Option<Vec<NodeImage>>) {
         let Some(node_state) = self.node_states.existing_mut(name) else { return };
         let images = images.map(largest_images);
         let now = images.as_deref().unwrap_or_default();

@@ -18,11 +18,11 @@ use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{NamespaceLabels, Policy};
-use crate::scheduling::vocabulary::disruption_info::PlacelessMember;
-use crate::scheduling::vocabulary::is_default;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::policy::{NamespaceLabels, Policy};
 use crate::units::Moment;
+use crate::vocabulary::disruption_info::PlacelessMember;
+use crate::vocabulary::is_default;
+use crate::vocabulary::placement::Reservation;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub enum LoadError {
 
 impl Ledger {
     /// Everything the ledger knows, except for its policy.
-    pub(in crate::scheduling) fn export(&self) -> LedgerState {
+    pub(crate) fn export(&self) -> LedgerState {
         LedgerState {
             policy_version: self.policy.version,
             namespaces: self.namespaces.clone(),
@@ -98,7 +98,7 @@ impl Ledger {
     }
 
     /// The ledger that was exported under this policy.
-    pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
+    pub(crate) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
         // What its selectors say of namespaces is not stored with it.
         let policy = Arc::new(Policy::clone(&policy).with_namespaces(&state.namespaces));
@@ -130,7 +130,7 @@ impl Ledger {
 }
 
 impl LedgerState {
-    pub(in crate::scheduling) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> Moment {
         self.now
     }
 

@@ -9,11 +9,11 @@
 use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::PodUid;
-use crate::scheduling::policy::{Policy, Reclaim};
-use crate::scheduling::vocabulary::classification::TenantId;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::policy::{Policy, Reclaim};
 use crate::units::Moment;
+use crate::vocabulary::classification::TenantId;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::Demand;
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -185,12 +185,12 @@ impl TenantShares {
     }
 
     /// Whether the pod is of another tenant than the preemptor, where that matters.
-    pub(in crate::scheduling) fn is_of_another(&self, pod_state: &PodState) -> bool {
+    pub(crate) fn is_of_another(&self, pod_state: &PodState) -> bool {
         !self.is_off && pod_state.demand.tenant != self.of_preemptor
     }
 
     /// Whether the preemptor, which would use that much, may reclaim what other tenants borrow.
-    pub(in crate::scheduling) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
+    pub(crate) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 }
@@ -216,7 +216,7 @@ pub struct TenantQuota {
 
 impl TenantQuota {
     /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
-    pub(in crate::scheduling) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+    pub(crate) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
     }
@@ -224,22 +224,22 @@ impl TenantQuota {
 
 impl Ledger {
     /// What a tenant's pods use: bound, assumed or reserved.
-    pub(in crate::scheduling) fn used_by(&self, tenant: TenantId) -> TenantUsage {
+    pub(crate) fn used_by(&self, tenant: TenantId) -> TenantUsage {
         self.node_states.used_by(tenant)
     }
 
     /// What the cluster has.
-    pub(in crate::scheduling) fn whole(&self) -> TenantUsage {
+    pub(crate) fn whole(&self) -> TenantUsage {
         self.node_states.whole()
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
-    pub(in crate::scheduling) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+    pub(crate) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
         self.allowance_beside(uid, demand, TenantUsage::default())
     }
 
     /// The same, once it has given that much back.
-    pub(in crate::scheduling) fn allowance_beside(
+    pub(crate) fn allowance_beside(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -280,7 +280,7 @@ impl Ledger {
     }
 
     /// Whose quota a victim uses, as the preemptor sees it for which `shares` was made.
-    pub(in crate::scheduling) fn quota_status(
+    pub(crate) fn quota_status(
         &self,
         victim: &PodUid,
         pod_state: &PodState,
@@ -322,7 +322,7 @@ impl Ledger {
     }
 
     /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
-    pub(in crate::scheduling) fn borrowed_share(&self, tenant: Option<TenantId>, whole: TenantUsage) -> u64 {
+    pub(crate) fn borrowed_share(&self, tenant: Option<TenantId>, whole: TenantUsage) -> u64 {
         let known = tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
         known.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
     }
@@ -345,7 +345,7 @@ impl Ledger {
     }
 
     /// What a pod uses or has reserved.
-    pub(in crate::scheduling) fn use_of(&self, uid: &PodUid) -> TenantUsage {
+    pub(crate) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let pod_state = self.pod_states.get(uid)?;
             let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;

@@ -4,19 +4,17 @@ mod devices;
 
 use super::*;
 use crate::ids::GpuUuid;
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::testkit::{
-    LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu,
-};
-use crate::scheduling::verbs::observe::DevicesReported;
-use crate::scheduling::vocabulary::classification::ClassTerms;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
-use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
-use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::placing::fit::Misfit;
+use crate::testkit::{LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu};
 use crate::units::{Bytes, Millis, Percent};
+use crate::verbs::observe::DevicesReported;
+use crate::vocabulary::classification::ClassTerms;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::vocabulary::headroom::Headroom;
+use crate::vocabulary::node::{Node, NodeIdentity, NodeKind};
+use crate::vocabulary::node_reading::NodeReading;
 
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let demand = demand_of(gib << 30, 1, sharing, priority);
@@ -341,8 +339,7 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     let refused = ledger.assume(&uid("a"), &node("n"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode)));
     let snapshot = ledger.snapshot();
-    let misfit =
-        crate::scheduling::placing::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
+    let misfit = crate::placing::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
     assert_eq!(misfit, Err(Misfit::DevicePluginNode));
 }
 
@@ -462,7 +459,7 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
 
 #[test]
 fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
-    use crate::scheduling::vocabulary::disruption_info::{
+    use crate::vocabulary::disruption_info::{
         Checkpoint, CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
     };
     let mut ledger = ledger();
@@ -504,7 +501,7 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
 /// As a predecessor leaves it that told the pod to end sooner: the API server counts the shorter grace from the first request on.
 #[test]
 fn a_deletion_whose_time_is_over_when_it_is_first_seen_gets_its_grace_from_then_on() {
-    use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
+    use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
     // When it began, with what grace, and how much of it is left now, all in seconds.
     for (asked_ago, grace, left) in [(3600, 30, 30), (31, 30, 30), (30, 30, 0), (10, 30, 20), (3600, 0, 0)] {
         let mut ledger = ledger();

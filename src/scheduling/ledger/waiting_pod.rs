@@ -1,10 +1,10 @@
 //! A pod that waits for a node: what was asked and answered about it, and its reservation.
 
 use crate::ids::NodeName;
-use crate::scheduling::placing::snapshot::NodeSet;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::placing::snapshot::NodeSet;
 use crate::units::Moment;
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::placement::Reservation;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -13,11 +13,11 @@ use super::pod_state::{PodPhase, PodState};
 use super::waiting_pod::{FailedAttempt, FilterRefusal, SchedulingGate, WaitingPod};
 use super::waiting_queue::{QueueBand, WaitingLine, WaitingQueue};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::placing::snapshot::NodeSet;
-use crate::scheduling::vocabulary::classification::TenantId;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::placing::snapshot::NodeSet;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::classification::TenantId;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::disruption_info::GroupKey;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -130,7 +130,7 @@ fn may_be_refused(pod_state: &PodState) -> bool {
 
 impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
-    pub(in crate::scheduling) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
+    pub(crate) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
         self.enter_refused(uid, |waiting| waiting.note_refused(at, asked));
     }
@@ -150,7 +150,7 @@ impl Ledger {
     }
 
     /// The pod counts as refused from now on, if it still may be and this process has not refused it since `then`.
-    pub(in crate::scheduling) fn suppose_refused(&mut self, uid: &PodUid, then: Moment) {
+    pub(crate) fn suppose_refused(&mut self, uid: &PodUid, then: Moment) {
         let is_known = |pod_state: &PodState| pod_state.refused().is_some_and(|refused| refused.at >= then);
         if self.pod_states.get(uid).is_some_and(|pod_state| may_be_refused(pod_state) && !is_known(pod_state))
         {
@@ -159,7 +159,7 @@ impl Ledger {
     }
 
     /// The same, of all pods and whatever this process has refused.
-    pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
+    pub(crate) fn suppose_all_refused(&mut self) {
         self.may_be_refused().iter().for_each(|uid| self.enter_supposed(uid));
     }
 
@@ -171,7 +171,7 @@ impl Ledger {
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
     /// priority, class, and turn; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many
     /// of the gated, in turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
-    pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
+    pub(crate) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = self.whole();
         let shares: BTreeMap<TenantId, u64> =
@@ -193,7 +193,7 @@ impl Ledger {
     }
 
     /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
-    pub(in crate::scheduling) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
+    pub(crate) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
         pods.into_iter().for_each(|uid| self.waiting_pods.queue.put_back(uid));
     }
 
@@ -219,7 +219,7 @@ impl Ledger {
     }
 
     /// A group's pods; the pending ones in the order in which they are to be placed.
-    pub(in crate::scheduling) fn group(&self, key: &GroupKey) -> PodGroup {
+    pub(crate) fn group(&self, key: &GroupKey) -> PodGroup {
         let mut group = PodGroup::default();
         for (uid, pod_state) in self.members(key) {
             group.size = group.size.max(pod_state.disruption_info.group_size);
@@ -263,7 +263,7 @@ impl Ledger {
     }
 
     /// The same of each node that exists: they are the nodes of the snapshot, in its order.
-    pub(in crate::scheduling) fn coming_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
+    pub(crate) fn coming_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
         self.node_states.all_existing().map(|node_state| (&node_state.view().name, node_state.coming()))
     }
 
@@ -273,27 +273,27 @@ impl Ledger {
     }
 
     /// The pod was woken.
-    pub(in crate::scheduling) fn note_woken(&mut self, uid: &PodUid) {
+    pub(crate) fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
         self.pod_states.note_waiting(uid, |waiting| waiting.note_woken(at));
         self.requeue(uid);
     }
 
     /// There was no place for the pod in the ledger of that generation.
-    pub(in crate::scheduling) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
+    pub(crate) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         self.pod_states.note_waiting(uid, |waiting| waiting.note_no_placement(at, generation));
         self.requeue(uid);
     }
 
     /// The pod did not take the place of its victims in time.
-    pub(in crate::scheduling) fn note_failed_eviction(&mut self, uid: &PodUid) {
+    pub(crate) fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation());
         self.pod_states.note_waiting(uid, |waiting| waiting.note_failed_eviction(at, generation));
     }
 
     /// Whether pods may be evicted for the pod (again).
-    pub(in crate::scheduling) fn may_evict_for(&self, uid: &PodUid) -> bool {
+    pub(crate) fn may_evict_for(&self, uid: &PodUid) -> bool {
         let Some(waiting) = self.pod_states.waiting(uid) else { return false };
         let pause = |times: u32| {
             RETRY_AFTER_FAILED_EVICTION

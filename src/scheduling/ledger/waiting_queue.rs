@@ -7,9 +7,9 @@
 //! pods, whatever their priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
-use crate::scheduling::sharing::ShardedMap;
-use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
+use crate::sharing::ShardedMap;
 use crate::units::Moment;
+use crate::vocabulary::classification::{ClassId, TenantId};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -293,7 +293,7 @@ impl WaitingQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::uid;
+    use crate::testkit::uid;
 
     fn queue_band(priority: i32) -> QueueBand {
         QueueBand {

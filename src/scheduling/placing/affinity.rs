@@ -5,12 +5,12 @@ use super::learned::{NodeGpus, PackingModel};
 use super::pack::{GpuChoice, choose_by, takes};
 use super::packing::NodeEvaluation;
 use super::start_model::{StartModel, ready};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_wake};
-use crate::scheduling::vocabulary::node::Node;
 use crate::units::Millis;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::model_tier::{LoadingSpeeds, time_to_wake};
+use crate::vocabulary::node::Node;
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. A place that is softly reserved for
 /// another pod comes last; then the engine that sleeps least deep; then what [`choose_by`] compares by.

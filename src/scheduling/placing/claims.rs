@@ -6,11 +6,11 @@
 use super::engine_load_cost::EngineLoadCost;
 use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
 use super::start_model::StartModel;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::gpu::{Gpu, Health};
-use crate::scheduling::vocabulary::node::Node;
+use crate::policy::Policy;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::gpu::{Gpu, Health};
+use crate::vocabulary::node::Node;
 
 /// The score's parts. KV headroom is that of the calmest healthy GPU: neither good nor bad where no agent reports, and none where
 /// no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
@@ -49,15 +49,15 @@ pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, node};
-    use crate::scheduling::verbs::observe::ReadingReported;
-    use crate::scheduling::vocabulary::classification::ClassTerms;
-    use crate::scheduling::vocabulary::demand::Sharing;
-    use crate::scheduling::vocabulary::device_plugin::Ask;
-    use crate::scheduling::vocabulary::gpu::Device;
-    use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+    use crate::placing::rank::{ScheduleAttempt, shortlist};
+    use crate::testkit::{LedgerCluster, demand_of, gpu_at, h100, node};
     use crate::units::{Bytes, Percent};
+    use crate::verbs::observe::ReadingReported;
+    use crate::vocabulary::classification::ClassTerms;
+    use crate::vocabulary::demand::Sharing;
+    use crate::vocabulary::device_plugin::Ask;
+    use crate::vocabulary::gpu::Device;
+    use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
     fn claims() -> Demand {
         Demand { ask: Ask::Claims, per_gpu: Bytes::ZERO, gpus: 0, ..demand_of(1, 1, Sharing::Shared, 0) }

@@ -4,11 +4,11 @@ use super::engine_load_cost::EngineLoadCost;
 use super::fit::Misfit;
 use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
 use super::start_model::StartModel;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::policy::Policy;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::node::{Node, NodeKind};
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were free.
 pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {

@@ -2,9 +2,9 @@
 //! the limit, and ever more steeply between them.
 
 use super::rank::WHOLE_PART;
-use crate::scheduling::vocabulary::classification::ClassTerms;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::vocabulary::classification::ClassTerms;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::Gpu;
 use serde::Serialize;
 
 /// How near the engines of a GPU are to a limit of the demand's class, in thousandths of that limit. Less is better.

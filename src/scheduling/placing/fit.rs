@@ -4,16 +4,16 @@ use super::affinity;
 use super::device_plugin;
 use super::pack::GpuChoice;
 use super::packing::NodeEvaluation;
-pub use crate::scheduling::reasons::Misfit;
-use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
-use crate::scheduling::vocabulary::node_signs::NodeWarning;
-use crate::scheduling::vocabulary::spare::SpareSet;
+pub use crate::reasons::Misfit;
+use crate::vocabulary::classification::{ClassSet, ClassTerms};
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::vocabulary::node::{Node, NodeKind};
+use crate::vocabulary::node_reading::EngineLoad;
+use crate::vocabulary::node_signs::NodeWarning;
+use crate::vocabulary::spare::SpareSet;
 
 /// The GPUs `demand` would get on `node` by best fit, or why it gets none. Of a device plugin it gets none that could be named:
 /// the empty set. For callers that ask whether it fits; [`fit_by`] says which GPUs are best.

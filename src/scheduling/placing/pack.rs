@@ -4,9 +4,9 @@
 use super::engine_load_cost::EngineLoadCost;
 use super::fit::usable;
 use super::packing::{EqualGpus, EvaluatedGpus, NodeEvaluation, NodePacking, Packing, PackingCost};
-use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, MAX_GPUS};
+use crate::vocabulary::gpu::{Gpu, GpuSet};
 
 /// What speaks against one GPU; less is better, and the first field that differs decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

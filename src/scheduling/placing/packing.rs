@@ -3,9 +3,9 @@
 //! decides which of the two counts.
 
 use super::learned::{GpuGroup, LearnedPacking, NodeSummary, PackingModel};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
 use serde::Serialize;
 
 /// The packing cost of a choice, less is better: billionths of a GPU, or, by best fit, bytes left over. Comparable under one

@@ -11,16 +11,16 @@ use super::start_model::StartModel;
 pub use super::start_model::ready;
 use super::{affinity, claims};
 use crate::ids::NodeName;
-use crate::scheduling::placing::fit::is_allowed;
-use crate::scheduling::policy::Policy;
-pub use crate::scheduling::policy::ScoreParts;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::model_tier;
-use crate::scheduling::vocabulary::node::Node;
+use crate::placing::fit::is_allowed;
+use crate::policy::Policy;
+pub use crate::policy::ScoreParts;
 use crate::units::Bytes;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::model_tier;
+use crate::vocabulary::node::Node;
 use serde::Serialize;
 
 /// The top of the extender's score range.

@@ -8,9 +8,9 @@ use super::fit::Misfit;
 use super::rank::{self, ScheduleAttempt, Score, Shortlist};
 use super::snapshot::Snapshot;
 use super::start_model::StartModelKey;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::{Demand, DemandKey};
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::policy::Policy;
+use crate::vocabulary::demand::{Demand, DemandKey};
+use crate::vocabulary::gpu::GpuSet;
 use std::ops::RangeInclusive;
 
 /// Results that are kept at most, of all demands together, unless the fewest demands have more: twenty megabytes. That is all
@@ -213,11 +213,11 @@ impl CachedScores {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::placing::learned::PackingModel;
-    use crate::scheduling::proptests::cluster_of;
-    use crate::scheduling::testkit::demand_of;
-    use crate::scheduling::vocabulary::demand::Sharing;
-    use crate::scheduling::vocabulary::node::Node;
+    use crate::placing::learned::PackingModel;
+    use crate::proptests::cluster_of;
+    use crate::testkit::demand_of;
+    use crate::vocabulary::demand::Sharing;
+    use crate::vocabulary::node::Node;
     use std::sync::Arc;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {

@@ -9,10 +9,10 @@ use super::node_names::NodeNames;
 use super::packing::NodeEvaluation;
 use super::start_model::StartModel;
 use crate::ids::{ModelId, NodeName};
-use crate::scheduling::sharing::PieceList;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::node::Node;
+use crate::sharing::PieceList;
 use crate::units::Bytes;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::node::Node;
 use serde::{Deserialize, Serialize, Serializer};
 use std::sync::{Arc, OnceLock};
 
@@ -60,7 +60,7 @@ pub struct NodeSet {
 
 impl NodeSet {
     /// Whether it can be a set of so many nodes, if none has come or gone since that epoch.
-    pub(in crate::scheduling) fn is_of(&self, epoch: u64, nodes: usize) -> bool {
+    pub(crate) fn is_of(&self, epoch: u64, nodes: usize) -> bool {
         self.epoch != epoch || self.words.len() == nodes.div_ceil(64)
     }
 }

@@ -5,12 +5,12 @@
 
 use crate::engines::Engine;
 use crate::ids::GpuModel;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, NodeModel, engine_start};
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::start_time::{LoadPath, StartFactors, StartKind, StartTime};
 use crate::units::{Bytes, Millis};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::image::{ImageId, NodeImage};
+use crate::vocabulary::model_tier::{LoadingSpeeds, NodeModel, engine_start};
+use crate::vocabulary::node::Node;
+use crate::vocabulary::start_time::{LoadPath, StartFactors, StartKind, StartTime};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -335,10 +335,10 @@ mod tests {
     use super::*;
     use crate::engines::Engine;
     use crate::ids::ModelId;
-    use crate::scheduling::testkit::{demand_of, h100, node};
-    use crate::scheduling::vocabulary::demand::Sharing;
-    use crate::scheduling::vocabulary::image::NodeImageSet;
-    use crate::scheduling::vocabulary::start_time::TimeFactor;
+    use crate::testkit::{demand_of, h100, node};
+    use crate::vocabulary::demand::Sharing;
+    use crate::vocabulary::image::NodeImageSet;
+    use crate::vocabulary::start_time::TimeFactor;
 
     fn image(reference: &str) -> ImageId {
         ImageId::of(reference).unwrap()

@@ -7,17 +7,15 @@
 use super::node_ranking::PodSignature;
 use super::state::PlanningState;
 use super::{PlanView, PlannedPlacement};
+use crate::evicting;
+use crate::evicting::{BudgetRules, PreemptionCandidate, VictimSet};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::evicting;
-use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, VictimSet};
-use crate::scheduling::kube_filters::AssumedNodeChange;
-use crate::scheduling::ledger::{
-    ObservedPhase, ObservedWaiting, PendingPod, PodObservation, SchedulingGate, WaitKind,
-};
-use crate::scheduling::placing::rank;
-use crate::scheduling::policy::Consolidation;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::kube_filters::AssumedNodeChange;
+use crate::ledger::{ObservedPhase, ObservedWaiting, PendingPod, PodObservation, SchedulingGate, WaitKind};
+use crate::placing::rank;
+use crate::policy::Consolidation;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::GpuSet;
 
 /// Nodes whose pods the planner tries to move, the cheapest first. If none of these works out, more rarely would.
 const TRIED: usize = 8;

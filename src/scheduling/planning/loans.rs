@@ -5,7 +5,7 @@
 //! the condition on which it came, and its Binding says so.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, NodeState, PodState, Preemptor, ResidentPod};
+use crate::ledger::{Ledger, NodeState, PodState, Preemptor, ResidentPod};
 use crate::units::Bytes;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;

@@ -4,16 +4,16 @@
 use super::PlanView;
 use super::step_budget::StepBudget;
 use crate::ids::PodUid;
-use crate::scheduling::kube_filters::{
+use crate::kube_filters::{
     AssumedNodeChange, FilterQuery, FilterSnapshot, FilterVerdict, Requirements, UnsupportedRule,
 };
-use crate::scheduling::ledger::{Ledger, PendingPod, WaitKind};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank;
-use crate::scheduling::placing::rank::Score;
-use crate::scheduling::placing::snapshot::NodeSet;
-use crate::scheduling::vocabulary::demand::{Demand, DemandKey};
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::ledger::{Ledger, PendingPod, WaitKind};
+use crate::placing::fit::Misfit;
+use crate::placing::rank;
+use crate::placing::rank::Score;
+use crate::placing::snapshot::NodeSet;
+use crate::vocabulary::demand::{Demand, DemandKey};
+use crate::vocabulary::gpu::GpuSet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

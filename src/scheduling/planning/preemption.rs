@@ -4,19 +4,19 @@ use super::node_ranking::PodSignature;
 use super::state::PlanningState;
 use super::step_budget::StepBudget;
 use super::{EvictionRight, PlanView, PlannedPlacement};
-use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting;
-use crate::scheduling::evicting::CandidateSurvey;
-use crate::scheduling::evicting::{
+use crate::evicting;
+use crate::evicting::CandidateSurvey;
+use crate::evicting::{
     BudgetRules, CandidateSource, EvictionCost, ExaminedCandidate, NodeCostBound, PreemptionCandidate,
     SearchEffort, VictimSearchResult, VictimSet,
 };
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
-use crate::scheduling::ledger::eviction_allowance::{EvictionAllowance, EvictionLimit, LargerSets, ScopeKey};
-use crate::scheduling::ledger::{Ledger, PendingPod, Preemptor};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ids::{NodeName, PodUid};
+use crate::kube_filters::{AssumedNodeChange, FilterQuery};
+use crate::ledger::eviction_allowance::{EvictionAllowance, EvictionLimit, LargerSets, ScopeKey};
+use crate::ledger::{Ledger, PendingPod, Preemptor};
+use crate::placing::snapshot::Snapshot;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::placement::Reservation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 

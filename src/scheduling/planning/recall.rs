@@ -10,11 +10,11 @@
 
 use super::relief::is_pressed;
 use crate::ids::{GpuUuid, ModelId, PodUid};
-use crate::scheduling::ledger::{Ledger, NodeState};
-use crate::scheduling::policy::PressureRules;
-use crate::scheduling::vocabulary::engine_model::EngineModelState;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness, NodeReading};
+use crate::ledger::{Ledger, NodeState};
+use crate::policy::PressureRules;
 use crate::units::Moment;
+use crate::vocabulary::engine_model::EngineModelState;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness, NodeReading};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

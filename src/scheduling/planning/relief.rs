@@ -4,13 +4,13 @@
 //! relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
 //! and ends at another, and must last before it counts, so that a spike evicts no pod.
 
+use crate::evicting::EvictionCost;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::evicting::EvictionCost;
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::ledger::PotentialVictim;
-use crate::scheduling::policy::{Preemptibility, PressureRules};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::ledger::Ledger;
+use crate::ledger::PotentialVictim;
+use crate::policy::{Preemptibility, PressureRules};
 use crate::units::Moment;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,17 +2,17 @@
 
 use super::*;
 use crate::ids::OwnerUid;
-use crate::scheduling::kube_filters::{ClusterFilters, Requirements, UnsupportedRule};
-use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, placed, roomy, steps, uid};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::kube_filters::{ClusterFilters, Requirements, UnsupportedRule};
+use crate::policy::{Consolidation, GroupPlacement, Policy};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, node, placed, roomy, steps, uid};
+use crate::units::{Bytes, Millis, Percent};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_budget::DisruptionBudget;
+use crate::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::scheduling::vocabulary::label_selector::Selector;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis, Percent};
+use crate::vocabulary::label_selector::Selector;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
     let wants =
         Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
     view.set_waiting(uid("serving"), wants);
-    let machine = |name: &str, zone: &str| crate::scheduling::kube_filters::FilterNode {
+    let machine = |name: &str, zone: &str| crate::kube_filters::FilterNode {
         name: node(name),
         labels: Arc::new([("zone".into(), zone.into())].into()),
         taints: Arc::new([]),
@@ -177,7 +177,7 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
         uid("a"),
         Requirements { unsupported: Some(UnsupportedRule::TopologySpread), ..Requirements::default() },
     );
-    kube_filters.set_machine(crate::scheduling::kube_filters::FilterNode {
+    kube_filters.set_machine(crate::kube_filters::FilterNode {
         name: node("n"),
         labels: Arc::default(),
         taints: Arc::new([]),
@@ -226,7 +226,7 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
         || Requirements { unsupported: Some(UnsupportedRule::TopologySpread), ..Requirements::default() };
     kube_filters.set_waiting(uid("a"), spreads());
     for name in ["n", "m"] {
-        kube_filters.set_machine(crate::scheduling::kube_filters::FilterNode {
+        kube_filters.set_machine(crate::kube_filters::FilterNode {
             name: node(name),
             labels: Arc::default(),
             taints: Arc::new([]),

@@ -7,9 +7,9 @@
 //! a few only.
 
 use crate::ids::PodUid;
-use crate::scheduling::ledger::{Ledger, PendingPod};
-use crate::scheduling::vocabulary::classification::TenantId;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::ledger::{Ledger, PendingPod};
+use crate::vocabulary::classification::TenantId;
+use crate::vocabulary::cluster_share::TenantUsage;
 use std::collections::{BTreeMap, VecDeque};
 
 /// One tenant spends one in so many of a run's steps before it is the turn of one that borrows more.

@@ -1,13 +1,13 @@
 //! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
-//! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)) has it.
+//! ([`PodTraits`](crate::vocabulary::classification::PodTraits)) has it.
 
 use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all, takes};
 use super::window::Window;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::is_default;
 use crate::units::{Millis, Percent, setting};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::is_default;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! What a pod asks for, classified by a policy.
 
 use super::Policy;
-use crate::scheduling::vocabulary::demand::{Demand, PodRequest, RequestError};
+use crate::vocabulary::demand::{Demand, PodRequest, RequestError};
 
 impl Demand {
     pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {

@@ -11,8 +11,9 @@ mod kind;
 
 pub use cost::{Cost, is_within_bounds};
 
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::units::text::Malformed;
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::demand::Sharing;
 use cel::objects::{Key, Map};
 use cel::{Context, Env, Program, Value};
 use check::ExpressionCheck;
@@ -63,6 +64,19 @@ pub struct ExpressionError {
     pub help: String,
 }
 
+impl From<ExpressionError> for Malformed {
+    fn from(error: ExpressionError) -> Self {
+        // The parser's list of expected tokens is long and not helpful.
+        let is = error.message.split(" expecting ").next().unwrap_or_default().to_owned();
+        let words = ["'and'", "'or'", "'not'"];
+        let help = match words.iter().any(|word| is.contains(word)) {
+            true => "CEL writes `&&` for and, `||` for or, `!` for not".into(),
+            false => error.help,
+        };
+        Self { at: Some(error.at), is, help }
+    }
+}
+
 /// A pod as expressions see it; made at the first one that looks.
 pub struct ExpressionPod<'a> {
     pub traits: &'a PodTraits,
@@ -107,7 +121,7 @@ impl Expression {
 
     /// Whether the pod meets it; an error if it fails on this pod, as when a label it reads is not there.
     pub fn holds_for(&self, pod: &ExpressionPod<'_>) -> Result<bool, String> {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "testkit"))]
         evaluations::count();
         let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
@@ -120,7 +134,7 @@ impl Expression {
 }
 
 /// How many expressions this thread has evaluated: a test shows by it that a result was cached.
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 pub mod evaluations {
     use std::cell::Cell;
 

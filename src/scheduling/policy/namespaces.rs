@@ -4,7 +4,7 @@
 //! changes nothing, and pods are classified by one look at their namespace.
 
 use super::{NamespaceSelector, OveruseRule, Policy, Tenant};
-use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
+use crate::vocabulary::classification::{ClassId, ClassSet, TenantId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Policy {
     }
 
     /// From now on they say this of the namespace. The caller gives the policy another version.
-    pub(in crate::scheduling) fn select(&mut self, namespace: &str, selection: NamespaceSelection) {
+    pub(crate) fn select(&mut self, namespace: &str, selection: NamespaceSelection) {
         let selected = Arc::make_mut(&mut self.selected);
         match selection == NamespaceSelection::default() {
             true => selected.remove(namespace),

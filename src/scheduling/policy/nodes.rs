@@ -1,8 +1,8 @@
 //! Which nodes' GPUs are Stowage's to allocate, by what their Node objects show.
 
 use super::selection::takes;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::node_signs::{NodeSigns, NodeWarning};
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::node_signs::{NodeSigns, NodeWarning};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -88,9 +88,9 @@ impl Default for NodeRules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::h100;
-    use crate::scheduling::vocabulary::node_signs::NodeLabel;
+    use crate::testkit::h100;
     use crate::units::Bytes;
+    use crate::vocabulary::node_signs::NodeLabel;
 
     fn shown(resources: &[&str]) -> NodeSigns {
         let resources = resources.iter().map(|name| (Arc::from(*name), name.contains("gpu"))).collect();

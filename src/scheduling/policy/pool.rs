@@ -1,9 +1,9 @@
 //! Node pools: kinds of nodes, what allocates their GPUs, and their MIG layout.
 
-use crate::scheduling::vocabulary::classification::ClassSet;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::vocabulary::classification::ClassSet;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::node::NodeKind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

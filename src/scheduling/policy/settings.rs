@@ -5,9 +5,9 @@ use super::{
     AutoscalingRules, ConflictRule, DraRules, NodeRules, OveruseRule, PackingRules, Planning,
     PreemptionRules, Scoring,
 };
-use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Millis, Percent, setting};
+use crate::vocabulary::headroom::Headroom;
+use crate::vocabulary::model_tier::LoadingSpeeds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,7 @@
 //! Ghodsi et al., NSDI 2011).
 
 use super::selection::NamespaceSelector;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::ids::GpuModel;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::headroom::Headroom;
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::headroom::Headroom;
 
 fn class_of(priority: i32, priority_class: &str, sharing: Sharing) -> String {
     let policy = Policy::default();

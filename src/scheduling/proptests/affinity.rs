@@ -3,20 +3,20 @@
 use super::choices::{gpu, has_room_by_definition, node};
 use super::demand;
 use crate::ids::ModelId;
-use crate::scheduling::placing::affinity;
-use crate::scheduling::placing::fit::fit_by;
-use crate::scheduling::placing::pack;
-use crate::scheduling::placing::packing::NodeEvaluation;
-use crate::scheduling::placing::rank::{ready, score_node};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::placing::start_model::StartModel;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, ModelTier, NodeModel};
-use crate::scheduling::vocabulary::node::Node;
+use crate::placing::affinity;
+use crate::placing::fit::fit_by;
+use crate::placing::pack;
+use crate::placing::packing::NodeEvaluation;
+use crate::placing::rank::{ready, score_node};
+use crate::placing::snapshot::Snapshot;
+use crate::placing::start_model::StartModel;
+use crate::policy::Policy;
 use crate::units::Bytes;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::model_tier::{LoadingSpeeds, ModelTier, NodeModel};
+use crate::vocabulary::node::Node;
 use proptest::prelude::*;
 
 fn model(name: &str) -> ModelId {

@@ -2,17 +2,15 @@
 //! and every reason is true. The oracle counts evictions by itself and tries every set of pods on every node.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::ledger::eviction_allowance::LimitedBecause;
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::scheduling::planning::{
-    Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
-};
-use crate::scheduling::policy::{EvictionRates, Policy, Tenant};
-use crate::scheduling::testkit::{demand_of, gpu_at, in_namespace, key, roomy, uid, unit_gpu};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::eviction_allowance::LimitedBecause;
+use crate::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use crate::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::policy::{EvictionRates, Policy, Tenant};
+use crate::testkit::{demand_of, gpu_at, in_namespace, key, roomy, uid, unit_gpu};
 use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::placement::Reservation;
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::collections::BTreeMap;

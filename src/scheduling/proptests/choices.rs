@@ -3,24 +3,24 @@
 use super::demand;
 
 use crate::ids::NodeName;
-use crate::scheduling::placing::fit::{Misfit, evictions_could_resolve, fit};
-use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::placing::pack;
-use crate::scheduling::placing::pack::GpuChoice;
-use crate::scheduling::placing::packing::NodeEvaluation;
-use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::{Policy, Weights};
-use crate::scheduling::testkit::{demand_of, unit_gpu};
-use crate::scheduling::vocabulary::classification::ClassSet;
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
-use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
-use crate::scheduling::vocabulary::spare::SpareSet;
+use crate::placing::fit::{Misfit, evictions_could_resolve, fit};
+use crate::placing::learned::PackingModel;
+use crate::placing::pack;
+use crate::placing::pack::GpuChoice;
+use crate::placing::packing::NodeEvaluation;
+use crate::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
+use crate::placing::snapshot::Snapshot;
+use crate::policy::{Policy, Weights};
+use crate::testkit::{demand_of, unit_gpu};
 use crate::units::{Bytes, Percent};
+use crate::vocabulary::classification::ClassSet;
+use crate::vocabulary::cluster_share::TenantLimit;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::vocabulary::headroom::Headroom;
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::vocabulary::spare::SpareSet;
 use proptest::prelude::*;
 
 pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
@@ -238,7 +238,7 @@ proptest! {
         let mut turned = names.clone();
         turned.rotate_left(seed as usize % names.len());
         let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
-        let gpu_candidates = |list: &crate::scheduling::placing::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
+        let gpu_candidates = |list: &crate::placing::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
         prop_assert_eq!(gpu_candidates(&again), gpu_candidates(&list));
     }
 }

@@ -1,17 +1,17 @@
 //! Of places that are otherwise equal, the one whose engines have more KV cache to spare wins.
 
 use crate::ids::NodeName;
-use crate::scheduling::placing::pack;
-use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{demand_of, unit_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::placing::pack;
+use crate::placing::rank::{ScheduleAttempt, shortlist};
+use crate::placing::snapshot::Snapshot;
+use crate::policy::Policy;
+use crate::testkit::{demand_of, unit_gpu};
 use crate::units::{Bytes, Percent};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::headroom::Headroom;
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness};
 use proptest::prelude::*;
 
 /// A GPU of 100 bytes, of which an engine has 40, with its KV cache in use to `kv` and `queue` requests waiting.

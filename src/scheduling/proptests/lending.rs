@@ -7,8 +7,8 @@
 
 mod world;
 
-use crate::scheduling::verbs::tick::PolicySet;
 use crate::units::{Millis, Moment};
+use crate::verbs::tick::PolicySet;
 use proptest::prelude::*;
 use world::{ENGINES, PODS, World, policy};
 

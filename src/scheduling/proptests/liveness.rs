@@ -5,19 +5,17 @@
 //! victims, so that every search finds them first.
 
 use crate::ids::PodUid;
-use crate::scheduling::ledger::{Ledger, RemainingVictim, ReservationStatus};
-use crate::scheduling::planning::{PlanStep, plan};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, roomy, uid};
-use crate::scheduling::verbs::observe::PodDeleted;
-use crate::scheduling::verbs::wait::{
+use crate::ledger::{Ledger, RemainingVictim, ReservationStatus};
+use crate::planning::{PlanStep, plan};
+use crate::testkit::{LedgerCluster, demand_of, roomy, uid};
+use crate::units::{Millis, Moment};
+use crate::verbs::observe::PodDeleted;
+use crate::verbs::wait::{
     EvictionRefused, EvictionsNotMade, NoPlacementFound, PodEvicted, ReleaseReservation, ReservePlaces,
     TakePending,
 };
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::{
-    DisruptionInfo, ObservedDisruptionInfo, PodDeletion, PodHealth,
-};
-use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodDeletion, PodHealth};
 use proptest::prelude::*;
 
 /// Of 80 GiB.

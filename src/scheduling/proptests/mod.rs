@@ -19,8 +19,6 @@ mod plans;
 mod stored;
 mod tenants;
 mod together;
-// Draws its clusters with the simulators' random numbers.
-#[cfg(feature = "lab")]
 mod victims;
 
 use super::ledger::Ledger;
@@ -30,9 +28,9 @@ use super::vocabulary::gpu::{Device, Gpu};
 use super::vocabulary::node::Node;
 use super::vocabulary::node_reading::Freshness;
 use crate::ids::NodeName;
-use crate::scheduling::testkit::{demand_of, unit_gpu};
-use crate::scheduling::vocabulary::headroom::Headroom;
+use crate::testkit::{demand_of, unit_gpu};
 use crate::units::Percent;
+use crate::vocabulary::headroom::Headroom;
 use proptest::prelude::*;
 
 /// The ledger once it was stored as text and loaded.

@@ -3,15 +3,15 @@
 
 use super::{assert_same, stored_and_loaded};
 use crate::ids::GpuUuid;
-use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{demand_of, h100, key, node, uid};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
+use crate::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::placing::fit::fit;
+use crate::policy::Policy;
+use crate::testkit::{demand_of, h100, key, node, uid};
 use crate::units::Bytes;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_signs::{NodeLabel, NodeSigns};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -2,30 +2,26 @@
 //! chosen that kube-scheduler's filters refuse, a group is placed whole or not at all, and no pod waits although it would fit.
 //! The oracle reads the pods alone.
 
+use crate::audit::ledger::audit;
+use crate::evicting::{BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::evicting::{
-    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
-};
-use crate::scheduling::kube_filters::{
-    Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
-};
-use crate::scheduling::ledger::{
+use crate::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements};
+use crate::ledger::{
     Ledger, ObservedPhase, ObservedWaiting, PendingPod, PodObservation, PodPhase, SchedulingGate,
 };
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::planning::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
-use crate::scheduling::policy::{EvictionRates, Policy, Preemptibility};
-use crate::scheduling::testkit::numbered::node_name;
-use crate::scheduling::testkit::{demand_of, gpu_at, key, uid, unit_gpu};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::placing::fit::fit;
+use crate::planning::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::policy::{EvictionRates, Policy, Preemptibility};
+use crate::testkit::numbered::node_name;
+use crate::testkit::{demand_of, gpu_at, key, uid, unit_gpu};
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion, PodHealth,
     Replacement,
 };
-use crate::scheduling::vocabulary::label_selector::{Requirement, Selector};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use crate::vocabulary::label_selector::{Requirement, Selector};
+use crate::vocabulary::node::NodeKind;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -168,7 +164,7 @@ impl PlanFixture {
                 pods: 100,
             });
         }
-        ledger.set_budget(crate::scheduling::vocabulary::disruption_budget::DisruptionBudget {
+        ledger.set_budget(crate::vocabulary::disruption_budget::DisruptionBudget {
             namespace: "default".into(),
             name: "covered".into(),
             selector: Selector::All(vec![Requirement::is("app", "covered")]),

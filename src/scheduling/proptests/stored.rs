@@ -5,15 +5,13 @@ use super::histories::bench::LedgerHistory;
 use super::histories::step::{LedgerStep, key, node_name, step, uid};
 use super::{assert_same, stored_and_loaded};
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::scheduling::ledger::eviction_allowance::ScopeKey;
-use crate::scheduling::ledger::{
-    Ledger, LoadError, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate,
-};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
-use crate::scheduling::vocabulary::label_selector::Selector;
+use crate::ledger::eviction_allowance::ScopeKey;
+use crate::ledger::{Ledger, LoadError, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use crate::policy::Policy;
 use crate::units::Millis;
+use crate::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::vocabulary::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
+use crate::vocabulary::label_selector::Selector;
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -2,21 +2,21 @@
 //! every tenant's usage from the pods alone.
 
 use super::{assert_same, stored_and_loaded};
+use crate::audit::ledger::audit;
+use crate::evicting::{BudgetRules, cheapest_victims};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
-use crate::scheduling::ledger::QuotaStatus;
-use crate::scheduling::ledger::{
+use crate::ledger::QuotaStatus;
+use crate::ledger::{
     AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
-use crate::scheduling::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
-use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::{demand_of, in_namespace, unit_gpu};
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
+use crate::testkit::numbered::{key, node_name, uid};
+use crate::testkit::{demand_of, in_namespace, unit_gpu};
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::placement::Reservation;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,25 +1,23 @@
 //! The choice of victims against brute force: every subset of every node's pods, with a fit and a cost of the oracle's own, on
 //! thousands of small seeded clusters.
 
-use crate::ids::{NodeName, PodUid};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::evicting::{
+use crate::evicting::{
     BudgetRules, EvictionCost, MembersElsewhere, PreemptionCandidate, SearchEffort, Shortfall, VictimGroup,
     VictimSet, cheapest,
 };
-use crate::scheduling::ledger::{
-    PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, settle_class_exclusions,
-};
-use crate::scheduling::testkit::demand_of;
-use crate::scheduling::vocabulary::classification::{ClassId, ClassSet};
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::ClassExclusion;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
-use crate::scheduling::vocabulary::gpu_wish::GpuTraits;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
-use crate::scheduling::vocabulary::spare::SpareSet;
+use crate::ids::{NodeName, PodUid};
+use crate::ledger::{PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, settle_class_exclusions};
+use crate::testkit::demand_of;
+use crate::testkit::random::Random;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
+use crate::vocabulary::classification::{ClassId, ClassSet};
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::gpu::ClassExclusion;
+use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::vocabulary::gpu_wish::GpuTraits;
+use crate::vocabulary::node_reading::EngineLoad;
+use crate::vocabulary::spare::SpareSet;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A pod as the oracle knows it.

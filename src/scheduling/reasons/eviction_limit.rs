@@ -34,7 +34,7 @@ pub enum LimitedBecause {
 
 impl EvictionLimit {
     /// Of it more will be left within the minute, whatever the set.
-    pub(in crate::scheduling) fn needs_an_empty_minute(&self) -> bool {
+    pub(crate) fn needs_an_empty_minute(&self) -> bool {
         self.because == LimitedBecause::SetIsLarger
     }
 }

@@ -1,12 +1,12 @@
 //! Taking one reason away: what it does to a node and a demand, so that the core can be asked again, and how a person does it.
 
 use crate::ids::NodeName;
-use crate::scheduling::vocabulary::classification::ClassSet;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::Gpu;
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::Bytes;
+use crate::vocabulary::classification::ClassSet;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::Gpu;
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::EngineLoad;
 
 /// The change that takes a reason away.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Parts of the sentences of reasons.
 
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
-use crate::scheduling::vocabulary::gpu::Health;
 use crate::units::{Millis, length, plural};
+use crate::vocabulary::cluster_share::TenantLimit;
+use crate::vocabulary::gpu::Health;
 
 /// The greatest number of pods that a sentence names.
 const NAMED: usize = 3;

@@ -3,16 +3,16 @@
 use super::gpus::h100;
 use super::names::{gpu_at, key, node, uid};
 use crate::ids::PodUid;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning, SchedulingGate};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
-use crate::scheduling::verbs::tick::{ClockAdvanced, Tick};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning, SchedulingGate};
+use crate::policy::Policy;
 use crate::units::{Millis, Moment};
+use crate::verbs::Cluster;
+use crate::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
+use crate::verbs::tick::{ClockAdvanced, Tick};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::node::NodeKind;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 

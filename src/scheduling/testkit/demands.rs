@@ -1,12 +1,12 @@
 //! Demands of pods, with and without a policy that classifies them.
 
 use crate::engines::Engine;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
-use crate::scheduling::vocabulary::spare::SpareSet;
+use crate::policy::Policy;
 use crate::units::{Bytes, Millis};
+use crate::vocabulary::classification::{Classification, PodTraits};
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::spare::SpareSet;
 use std::sync::Arc;
 
 /// Of so many bytes on each of so many GPUs. The default policy classifies it, by its priority alone.

@@ -1,9 +1,9 @@
 //! What kube-scheduler's filters say in tests of the core: every node accepts every pod. And application of a plan to a ledger.
 
 use crate::ids::PodUid;
-use crate::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::planning::{PlanStep, PlannedPlacement, plan};
+use crate::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
+use crate::ledger::Ledger;
+use crate::planning::{PlanStep, PlannedPlacement, plan};
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 

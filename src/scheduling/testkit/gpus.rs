@@ -2,8 +2,8 @@
 
 use super::names::{gpu, gpu_at};
 use crate::ids::{GpuModel, GpuUuid};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::units::Bytes;
+use crate::vocabulary::gpu::{Device, Health};
 use std::fmt::Display;
 
 /// A GPU that is no MIG slice and has nothing reserved.

@@ -2,10 +2,10 @@
 
 use super::cluster::LedgerCluster;
 use super::names::{gpu_at, node, uid};
-use crate::scheduling::policy::{Class, Policy, SleepingRule, built_in_classes};
-use crate::scheduling::verbs::observe::ReadingReported;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::policy::{Class, Policy, SleepingRule, built_in_classes};
 use crate::units::{Bytes, Millis};
+use crate::verbs::observe::ReadingReported;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 
 /// The default policy, whose serving pods lend as soon as three reports show them asleep.
 pub fn lending() -> Policy {

@@ -9,6 +9,7 @@ mod filters;
 mod gpus;
 mod lending;
 mod names;
+pub mod random;
 
 pub use cluster::{LedgerCluster, START};
 pub use demands::{classified, demand_of, in_namespace};

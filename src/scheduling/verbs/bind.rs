@@ -3,11 +3,11 @@
 
 use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
-use crate::scheduling::policy::{Digest, Mode};
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::placement::Placement;
+use crate::ledger::{AssumeConflict, AssumeResult, Ledger};
+use crate::policy::{Digest, Mode};
 use crate::units::Millis;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::placement::Placement;
 use serde::{Deserialize, Serialize};
 
 /// kube-scheduler asks to bind the pod to the node.

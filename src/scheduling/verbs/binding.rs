@@ -24,9 +24,9 @@
 
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
-use crate::scheduling::ledger::{AssumeConflict, AssumedPod, PodPhase, PodState};
-use crate::scheduling::vocabulary::placement::Placement;
+use crate::ledger::{AssumeConflict, AssumedPod, PodPhase, PodState};
 use crate::units::{Millis, Moment};
+use crate::vocabulary::placement::Placement;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -6,9 +6,9 @@
 use super::request::{DecisionView, VerbRequest};
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::placing::rank::{Candidate, Shortlist};
-use crate::scheduling::placing::score_cache::CachedScores;
-use crate::scheduling::placing::snapshot::NodeSet;
+use crate::placing::rank::{Candidate, Shortlist};
+use crate::placing::score_cache::CachedScores;
+use crate::placing::snapshot::NodeSet;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -104,12 +104,14 @@ impl Deref for Cluster {
 }
 
 /// Tests of the core bring a ledger into any state, without the inputs that lead there.
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 impl std::ops::DerefMut for Cluster {
     fn deref_mut(&mut self) -> &mut Ledger {
         &mut self.ledger
     }
 }
 
+#[cfg(any(test, feature = "testkit"))]
+pub mod histories;
 #[cfg(test)]
-pub(crate) mod proptests;
+mod proptests;

@@ -1,9 +1,9 @@
 //! What the watch of namespaces shows, as inputs: their labels, for the selectors of a policy.
 
 use super::{Change, Cluster};
-use crate::scheduling::ledger::{Ledger, NamespaceEdits, PreparedLabels, RetiredPolicy};
-use crate::scheduling::policy::NamespaceLabels;
-use crate::scheduling::policy::namespaces::Labels;
+use crate::ledger::{Ledger, NamespaceEdits, PreparedLabels, RetiredPolicy};
+use crate::policy::NamespaceLabels;
+use crate::policy::namespaces::Labels;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

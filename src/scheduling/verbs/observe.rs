@@ -2,17 +2,17 @@
 
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning, StartProgress, TimedStart};
-use crate::scheduling::vocabulary::device_plugin::PluginDevices;
-use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
-use crate::scheduling::vocabulary::disruption_info::PlacelessMember;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::image::NodeImage;
-use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
-use crate::scheduling::vocabulary::node_reading::{NodeReading, OverGrant};
-use crate::scheduling::vocabulary::node_signs::NodeSigns;
+use crate::kube_filters::{FilterNode, NodeFootprint, Requirements};
+use crate::ledger::{DevicesRefused, PodObservation, PodWarning, StartProgress, TimedStart};
 use crate::units::Bytes;
+use crate::vocabulary::device_plugin::PluginDevices;
+use crate::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::vocabulary::disruption_info::PlacelessMember;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::image::NodeImage;
+use crate::vocabulary::node::{NodeIdentity, NodeKind};
+use crate::vocabulary::node_reading::{NodeReading, OverGrant};
+use crate::vocabulary::node_signs::NodeSigns;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ pub struct ReadingReported {
 }
 
 /// The container images that a node lists; `None` if it lists none. Of many the largest count, as many as
-/// [`MAX_NODE_IMAGES`](crate::scheduling::vocabulary::image::MAX_NODE_IMAGES) says.
+/// [`MAX_NODE_IMAGES`](crate::vocabulary::image::MAX_NODE_IMAGES) says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeImagesObserved {
     pub node: NodeName,
@@ -136,7 +136,7 @@ pub struct BudgetsVisible(pub BudgetVisibility);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeHostKnown {
     pub node: NodeName,
-    pub free_host: Option<crate::scheduling::vocabulary::demand::HostResources>,
+    pub free_host: Option<crate::vocabulary::demand::HostResources>,
 }
 
 impl NodeObserved {

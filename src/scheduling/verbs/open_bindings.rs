@@ -5,8 +5,8 @@
 //! only a read that shows the pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;
-use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::placement::Placement;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::hash::{BuildHasher, BuildHasherDefault};
@@ -118,7 +118,7 @@ fn pause(uid: &PodUid, nth: u32) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::{node, uid};
+    use crate::testkit::{node, uid};
 
     const LANDING: Millis = Millis::seconds(16);
 

@@ -12,21 +12,21 @@
 
 use super::request::VerbRequest;
 use super::{Change, Cluster};
-use crate::ids::{NodeName, PodUid};
-#[cfg(test)]
-use crate::scheduling::evicting::EvictionCost;
-use crate::scheduling::evicting::{
+#[cfg(any(test, feature = "testkit"))]
+use crate::evicting::EvictionCost;
+use crate::evicting::{
     self, BudgetRules, CandidateSource, CandidateSurvey, ExaminedCandidate, NodeCostBound,
     PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
 };
-use crate::scheduling::kube_filters::{
+use crate::ids::{NodeName, PodUid};
+use crate::kube_filters::{
     AssumedNodeChange, FilterQuery, FilterReason, FilterSnapshot, FilterVerdict, Requirements,
 };
-use crate::scheduling::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim, Preemptor};
-use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources};
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim, Preemptor};
+use crate::policy::{Digest, Mode, ViolateBudgets};
 use crate::units::Millis;
+use crate::vocabulary::demand::{Demand, HostResources};
+use crate::vocabulary::placement::Reservation;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -162,7 +162,7 @@ pub fn preempt(view: PreemptView) -> PreemptDecision {
 }
 
 /// The same, with every offered node looked at.
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 pub(super) fn preempt_in_full(view: PreemptView) -> PreemptDecision {
     decide(view, |candidates, _, _| {
         let nothing_known = |node: &NodeName| NodeCostBound {

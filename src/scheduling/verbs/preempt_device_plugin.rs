@@ -7,10 +7,10 @@
 use super::preempt::OfferedNode;
 use super::request::VerbRequest;
 use super::{Change, Cluster};
+use crate::evicting::EvictionCost;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting::EvictionCost;
-use crate::scheduling::ledger::{Ledger, Preemptor};
-use crate::scheduling::policy::{Policy, ViolateBudgets};
+use crate::ledger::{Ledger, Preemptor};
+use crate::policy::{Policy, ViolateBudgets};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::request::{DecisionView, VerbRequest};
 use super::{Change, Cluster};
-use crate::scheduling::placing::rank::{ScheduleAttempt, Shortlist, shortlist};
+use crate::placing::rank::{ScheduleAttempt, Shortlist, shortlist};
 use serde::{Deserialize, Serialize};
 
 /// kube-scheduler asks how good these nodes are.

@@ -2,15 +2,15 @@
 
 use super::Cluster;
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::ScheduleAttempt;
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::placing::fit::Misfit;
+use crate::placing::rank::ScheduleAttempt;
+use crate::placing::snapshot::Snapshot;
+use crate::policy::Policy;
+use crate::vocabulary::cluster_share::TenantLimit;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::vocabulary::gpu::GpuSet;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

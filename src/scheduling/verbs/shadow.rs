@@ -9,10 +9,10 @@ use super::request::{DecisionView, VerbRequest};
 use super::{Change, Cluster};
 use crate::coded::labels;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::{Ledger, PodPhase};
-use crate::scheduling::placing::rank::Shortlist;
-use crate::scheduling::policy::{Digest, Mode};
-use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::ledger::{Ledger, PodPhase};
+use crate::placing::rank::Shortlist;
+use crate::policy::{Digest, Mode};
+use crate::vocabulary::device_plugin::Ask;
 use serde::{Deserialize, Serialize};
 
 labels! {

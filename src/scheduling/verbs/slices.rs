@@ -1,7 +1,7 @@
 //! ResourceSlices of DRA drivers, as inputs.
 
 use super::{Change, Cluster};
-use crate::scheduling::ledger::{DeviceSlice, NewlyPublished};
+use crate::ledger::{DeviceSlice, NewlyPublished};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

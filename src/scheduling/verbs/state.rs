@@ -2,10 +2,10 @@
 
 use super::Cluster;
 use super::open_bindings::OpenBindings;
-use crate::scheduling::kube_filters::{ClusterFilters, ClusterFiltersState, FilterSnapshot};
-use crate::scheduling::ledger::{Ledger, LedgerState, LoadError};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
+use crate::kube_filters::{ClusterFilters, ClusterFiltersState, FilterSnapshot};
+use crate::ledger::{Ledger, LedgerState, LoadError};
+use crate::placing::snapshot::Snapshot;
+use crate::policy::Policy;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
@@ -61,11 +61,11 @@ impl Deref for ClusterCopy {
 }
 
 impl ClusterCopy {
-    pub(in crate::scheduling) fn snapshot(&mut self) -> Arc<Snapshot> {
+    pub(crate) fn snapshot(&mut self) -> Arc<Snapshot> {
         self.ledger.snapshot()
     }
 
-    pub(in crate::scheduling) fn kube_filters(&self) -> &FilterSnapshot {
+    pub(crate) fn kube_filters(&self) -> &FilterSnapshot {
         &self.kube_filters
     }
 

@@ -1,7 +1,7 @@
 //! Persistent volumes, claims and storage classes, as inputs: the planner evaluates by them where a pod with volumes may run.
 
 use super::{Change, Cluster};
-use crate::scheduling::kube_filters::{StorageKind, StorageObject};
+use crate::kube_filters::{StorageKind, StorageObject};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -2,10 +2,10 @@
 
 use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::scheduling::ledger::{Expired, OveruseStep, PreparedPolicy, RetiredPolicy};
-use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::placing::snapshot::{RetiredSummaries, Snapshot};
-use crate::scheduling::policy::Policy;
+use crate::ledger::{Expired, OveruseStep, PreparedPolicy, RetiredPolicy};
+use crate::placing::learned::PackingModel;
+use crate::placing::snapshot::{RetiredSummaries, Snapshot};
+use crate::policy::Policy;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 
@@ -150,10 +150,10 @@ impl Change for PackingModelLearned {
 
 #[cfg(test)]
 mod tests {
-    use crate::scheduling::ledger::Ledger;
-    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
-    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::ledger::Ledger;
+    use crate::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
     use crate::units::Millis;
+    use crate::vocabulary::demand::Sharing;
 
     #[test]
     fn the_parts_of_a_tick_do_what_it_does_and_none_does_much() {

@@ -3,12 +3,12 @@
 
 use super::{Change, Cluster};
 use crate::ids::PodUid;
-use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
-use crate::scheduling::ledger::{AssumeConflict, Ledger, PendingPod};
-pub use crate::scheduling::planning::LoansRecalled;
-use crate::scheduling::planning::{EvictionRight, PlannedPlacement};
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
+use crate::ledger::{AssumeConflict, Ledger, PendingPod};
+pub use crate::planning::LoansRecalled;
+use crate::planning::{EvictionRight, PlannedPlacement};
 use crate::units::Moment;
+use crate::vocabulary::placement::Reservation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

@@ -17,8 +17,8 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D:
 
 #[cfg(test)]
 mod tests {
-    use crate::scheduling::vocabulary::classification::ClassSet;
-    use crate::scheduling::vocabulary::gpu::GpuSet;
+    use crate::vocabulary::classification::ClassSet;
+    use crate::vocabulary::gpu::GpuSet;
 
     #[test]
     fn no_set_is_a_number_that_javascript_would_round() {

@@ -14,7 +14,7 @@ pub use asking_container::AskingContainer;
 pub use key::DemandKey;
 pub use plain::DEFAULT_GRACE;
 pub use request_error::RequestError;
-pub(crate) use requested::together;
+pub use requested::together;
 use requested::{
     RequestedGpus, asking, gpus_of, host_resources_of, kv_cache_of, sharing_of, traits, vram_of,
 };
@@ -296,8 +296,8 @@ impl Demand {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::policy::Policy;
-    use crate::scheduling::vocabulary::device_plugin::PluginResource;
+    use crate::policy::Policy;
+    use crate::vocabulary::device_plugin::PluginResource;
 
     fn container(role: ContainerRole, vram: Option<&'static str>) -> ContainerRequest<'static> {
         ContainerRequest {

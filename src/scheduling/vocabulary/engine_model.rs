@@ -163,8 +163,8 @@ impl Serialize for ReusableEngineSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::demand_of;
-    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::testkit::demand_of;
+    use crate::vocabulary::demand::Sharing;
 
     fn engine(model: &str, gpus: GpuSet, level: SleepLevel) -> ReusableEngine {
         ReusableEngine { model: ModelId::parse(model).unwrap(), namespace: "".into(), gpus, level }

@@ -32,6 +32,6 @@ pub mod spare;
 pub mod start_time;
 
 /// Whether a stored field says nothing, so that it is left out. Recordings of versions before the field do not have it.
-pub(in crate::scheduling) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -3,7 +3,7 @@
 
 use super::Traces;
 use super::trace_id::PodTraceIds;
-use crate::telemetry::TraceMetrics;
+use crate::TraceMetrics;
 use http::Uri;
 use hyper_util::client::legacy::connect::Connect;
 use opentelemetry::Context;

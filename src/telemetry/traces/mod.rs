@@ -10,13 +10,13 @@ mod trace_id;
 
 pub use export::{Collector, Exporting, TraceError, start};
 
-use crate::ids::{NodeName, PodKey, PodUid};
 use futures::future::Either;
 use opentelemetry::trace::{FutureExt, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Context, ContextGuard, KeyValue, Value};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
 
 /// Records spans, or nothing.
 #[derive(Debug, Clone, Default)]

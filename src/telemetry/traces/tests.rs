@@ -1,7 +1,7 @@
 //! Traces, as a collector gets them.
 
 use super::*;
-use crate::telemetry::Metrics;
+use crate::Metrics;
 use hyper_util::client::legacy::connect::HttpConnector;
 use std::net::TcpListener;
 

@@ -1,11 +1,11 @@
 //! The trace of a pod has the pod's UID as its ID.
 
-use crate::ids::PodUid;
 use opentelemetry::TraceId;
 use opentelemetry::trace::SpanId;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
+use stowage_scheduling::ids::PodUid;
 
 thread_local! {
     /// The ID of the trace that a root begins on this thread. The SDK takes it from its generator alone.

@@ -7,8 +7,8 @@ use crate::client::NOBODYS;
 use crate::served::eventually;
 use serde_json::{Value, json};
 use std::net::TcpListener;
-use stowage::scheduling::vocabulary::node_reading::EngineLoad;
-use stowage::units::Percent;
+use stowage_scheduling::units::Percent;
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
 const VLLM_ASLEEP: &str = include_str!("../../fixtures/engines/vllm-0.12-asleep.txt");

@@ -6,9 +6,9 @@ use super::world::{
 use crate::served::{Served, eventually, pod};
 use mock_nvml::{NvmlScript, ScriptedGpu, Slice, Xid};
 use serde_json::{Value, json};
-use stowage::ids::NodeName;
-use stowage::kubernetes::port::PodEventReason;
-use stowage::scheduling::vocabulary::gpu::Health;
+use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::vocabulary::gpu::Health;
 
 /// The health of a node's GPUs in the ledger, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {

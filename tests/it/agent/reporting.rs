@@ -11,8 +11,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use stowage::extender::server;
-use stowage::extender::tls::{ServerFiles, load_server};
+use stowage_server::extender::server;
+use stowage_server::extender::tls::{ServerFiles, load_server};
 use tokio_util::sync::CancellationToken;
 
 /// An agents' address of an extender that a test closes as a whole, connections and all.

@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use stowage::kubernetes::certificates::{self, CertificateOptions, CertificateSettings};
-use stowage::lab::demo::engines::{FakeEngine, StubEngineLoad};
-use stowage::lab::demo::machine::DemoMachine;
-use stowage::lab::demo::setup::Setup;
-use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::policy::Policy;
+use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage_lab::demo::machine::DemoMachine;
+use stowage_lab::demo::setup::Setup;
+use stowage_policy_file::{SourceText, load};
+use stowage_scheduling::policy::Policy;
+use stowage_server::kubernetes::certificates::{self, CertificateOptions, CertificateSettings};
 use tokio::runtime::Runtime;
 
 /// A busy machine may take a while for each scrape and each step of the cluster.

@@ -8,8 +8,8 @@ use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 use tempfile::NamedTempFile;
 use tokio::runtime::Runtime;
 

@@ -1,9 +1,9 @@
 //! The labels of namespaces reach the cluster by a watch of their own, which runs while a policy asks for them.
 
 use super::*;
-use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::classification::PodTraits;
+use stowage_policy_file::{SourceText, load};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 fn selecting() -> Policy {
     let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";

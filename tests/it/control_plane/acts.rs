@@ -9,21 +9,21 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::ids::{GpuUuid, NodeName, PodUid};
-use stowage::kubernetes;
-use stowage::kubernetes::events::EventRecorder;
-use stowage::kubernetes::objects;
-use stowage::kubernetes::port::WriteTimes;
-use stowage::kubernetes::port::{
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_kubernetes_objects::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
     StatusChange, WakeAnswer,
 };
-use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
-use stowage::scheduling::policy::{Class, Policy, Protection};
-use stowage::scheduling::verbs::observe::PodObserved;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::Service;
-use stowage::units::Millis;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::policy::{Class, Policy, Protection};
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::verbs::observe::PodObserved;
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::events::EventRecorder;
+use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND};
+use stowage_server::service::Service;
 
 const HOLD: &str = objects::RESERVED_CONDITION;
 const OURS_ALONE: &str = "only Stowage writes them";

@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use stowage::ids::{PodKey, PodUid};
-use stowage::kubernetes;
-use stowage::kubernetes::events::{self, EventRecorder};
-use stowage::kubernetes::port::{PodEvent, PodEventReason, WriteTimes};
-use stowage::scheduling::policy::{NodeRules, Policy};
-use stowage::service::Service;
+use stowage_kubernetes_objects::port::{PodEvent, PodEventReason, WriteTimes};
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::policy::{NodeRules, Policy};
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::events::{self, EventRecorder};
+use stowage_server::service::Service;
 
 const ONLY_STOWAGE: &str = "only Stowage writes";
 const ONLY_VRAM: &str = "Stowage may write only the amount of stowage.dev/vram";

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use stowage::kubernetes;
-use stowage::kubernetes::port::WriteTimes;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_server::kubernetes;
 
 const PASSED_ON: &str = "the Lease has passed on";
 

@@ -93,7 +93,7 @@ async fn write(client: Client, entries: JournalEntries) {
 }
 
 fn note_all(entries: &JournalEntries, pod: &Pod) {
-    let reservation = stowage::kubernetes::objects::ReservationMessage::read(pod);
+    let reservation = stowage_kubernetes_objects::ReservationMessage::read(pod);
     if let Some(message) = reservation {
         note(entries, pod, Happening::Holds(serde_json::to_value(message).unwrap()));
     }

@@ -20,7 +20,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use stowage::kubernetes::objects::{PLAN_GATE, ReservationMessage};
+use stowage_kubernetes_objects::{PLAN_GATE, ReservationMessage};
 
 /// The names of two hosts: a kube-scheduler's identity begins with the name of its own.
 const HOSTS: [&str; 2] = ["replica-a", "replica-b"];

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use stowage::kubernetes::objects;
+use stowage_kubernetes_objects as objects;
 
 const POLICY: &str = "apiVersion: stowage.dev/v1alpha1
 kind: SchedulingPolicy

@@ -11,8 +11,8 @@ use kube::Api;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
-use stowage::kubernetes::objects;
-use stowage::lab::demo::termination;
+use stowage_kubernetes_objects as objects;
+use stowage_lab::demo::termination;
 
 const H100: &str = "NVIDIA-H100-80GB-HBM3";
 const PCIE: &str = "NVIDIA-H100-PCIe";

@@ -17,17 +17,19 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use stowage::ids::{GpuUuid, NodeName, PodUid};
-use stowage::kubernetes;
-use stowage::kubernetes::events::EventRecorder;
-use stowage::kubernetes::objects::{self, ReservationMessage};
-use stowage::kubernetes::port::{ControlPlane, EvictionCondition, PlanState, StatusChange, WriteTimes};
-use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
-use stowage::lab::demo::termination;
-use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::Service;
-use stowage::units::Millis;
+use stowage_kubernetes_objects::port::{
+    ControlPlane, EvictionCondition, PlanState, StatusChange, WriteTimes,
+};
+use stowage_kubernetes_objects::{self as objects, ReservationMessage};
+use stowage_lab::demo::termination;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::placement::Reservation;
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::events::EventRecorder;
+use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND};
+use stowage_server::service::Service;
 use versions::PodVersions;
 
 /// The one Lease that the shipped role lets Stowage write.

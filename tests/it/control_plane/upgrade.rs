@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
-use stowage::kubernetes::objects::ReservationMessage;
-use stowage::lab::demo::termination;
+use stowage_kubernetes_objects::ReservationMessage;
+use stowage_lab::demo::termination;
 
 /// Names the binary of an earlier version.
 const PREVIOUS: &str = "STOWAGE_PREVIOUS";

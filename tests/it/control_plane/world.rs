@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use stowage::lab::demo::kubelet;
-use stowage::lab::demo::kubelet::Kubelet;
+use stowage_lab::demo::kubelet;
+use stowage_lab::demo::kubelet::Kubelet;
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -372,7 +372,7 @@ impl RealControlPlane {
 pub fn amount(node: &Node, list: &str) -> u64 {
     let status = serde_json::to_value(&node.status).unwrap();
     let amount = status[list]["stowage.dev/vram"].as_str().unwrap_or("0");
-    stowage::units::Bytes::parse_quantity(amount).unwrap().0
+    stowage_scheduling::units::Bytes::parse_quantity(amount).unwrap().0
 }
 
 pub fn manifest(file: &str) -> PathBuf {

@@ -1,8 +1,8 @@
 //! The lists of engines that people and the API server read are those of the declarations. `STOWAGE_BLESS=1` writes them again.
 
 use super::root;
-use stowage::engines::MetricQuantity::{self, *};
-use stowage::engines::{DECLARATIONS, Engine, EngineDeclaration, GATEWAYS, MetricReading};
+use stowage_scheduling::engines::MetricQuantity::{self, *};
+use stowage_scheduling::engines::{DECLARATIONS, Engine, EngineDeclaration, GATEWAYS, MetricReading};
 
 /// What the table says of an engine, in the order of its columns.
 const FIGURES: [(&str, &[MetricQuantity]); 7] = [
@@ -109,7 +109,7 @@ fn every_declared_engine_has_a_recorded_page() {
     let pages: Vec<Vec<u8>> = folder.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
     for one in declared() {
         let is_of = |page: &Vec<u8>| {
-            stowage::engine_metrics::read(page, Some(one.engine))
+            stowage_report::engine_metrics::read(page, Some(one.engine))
                 .is_ok_and(|figures| figures.engine == one.engine)
         };
         assert!(pages.iter().any(is_of), "{}", one.name);

@@ -37,7 +37,7 @@ fn the_table_of_refusals_has_every_reason_why_a_node_does_not_fit() {
     let table = page.split("\n### Refusals\n").nth(1).unwrap().split("\n### ").next().unwrap();
     let codes: Vec<&str> =
         table.lines().filter_map(|row| row.strip_prefix("| `")?.split(" | ").next()).collect();
-    for code in stowage::scheduling::reasons::Misfit::CODES {
+    for code in stowage_scheduling::reasons::Misfit::CODES {
         assert!(codes.iter().any(|codes| format!("`{codes}").contains(&format!("`{code}`"))), "{code}");
     }
 }

@@ -8,10 +8,10 @@ use crate::tls::{Ca, TlsFixture};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
-use stowage::extender::request::RequestLimits;
-use stowage::extender::server;
-use stowage::extender::server::limits::ConnectionLimits;
-use stowage::extender::tls::{ServerFiles, load_server};
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::server;
+use stowage_server::extender::server::limits::ConnectionLimits;
+use stowage_server::extender::tls::{ServerFiles, load_server};
 use tokio_util::sync::CancellationToken;
 
 /// What a client sends that knows without asking that a server speaks HTTP/2, and an empty SETTINGS frame.

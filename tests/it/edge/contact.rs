@@ -3,12 +3,12 @@
 use crate::client::{Client, PATIENCE};
 use crate::served::{endpoints, without_engines};
 use std::time::{Duration, Instant};
-use stowage::extender::request::RequestLimits;
-use stowage::extender::{Extender, server};
-use stowage::kubernetes;
-use stowage::kubernetes::{ClusterOptions, LeadWith};
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::service::Service;
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::{Extender, server};
+use stowage_server::kubernetes;
+use stowage_server::kubernetes::{ClusterOptions, LeadWith};
+use stowage_server::service::Service;
 use tokio_util::sync::CancellationToken;
 
 /// The status of `/readyz` once it is this one, and its text.

@@ -8,12 +8,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use stowage::extender::operators::{Guard, guards};
-use stowage::extender::server;
-use stowage::extender::tls::{ServerFiles, load_server};
-use stowage::kubernetes::AccessReviews;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_server::extender::operators::{Guard, guards};
+use stowage_server::extender::server;
+use stowage_server::extender::tls::{ServerFiles, load_server};
+use stowage_server::kubernetes::AccessReviews;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 
 const MADE_UP: usize = 20_000;
 const THREADS: usize = 8;

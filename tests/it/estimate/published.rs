@@ -4,9 +4,9 @@
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use stowage::estimate::shipped::{MODELS, ShippedModel};
-use stowage::estimate::{Estimate, PartName, Workload, grouped};
-use stowage::units::Bytes;
+use stowage_scheduling::units::Bytes;
+use stowage_sizing::estimate::shipped::{MODELS, ShippedModel};
+use stowage_sizing::estimate::{Estimate, PartName, Workload, grouped};
 
 #[derive(Deserialize)]
 struct Published {
@@ -270,10 +270,10 @@ fn the_page_shows_every_published_figure_beside_the_estimate() {
 #[test]
 fn the_page_names_every_architecture_and_every_known_gpu() {
     let page = std::fs::read_to_string(root().join("docs/estimate.md")).unwrap();
-    for family in stowage::estimate::family::FAMILIES {
+    for family in stowage_sizing::estimate::family::FAMILIES {
         assert!(page.contains(&format!("`{}`", family.name)), "{} is not on the page", family.name);
     }
-    for gpu in stowage::estimate::gpus::known() {
+    for gpu in stowage_sizing::estimate::gpus::known() {
         let row = format!("| {} | {} |", gpu.name, grouped(u128::from(gpu.memory_bytes.0 >> 20)));
         assert!(page.contains(&row), "{row} is not on the page");
     }

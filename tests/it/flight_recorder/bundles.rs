@@ -4,8 +4,8 @@ use super::{CONTROL_PLANE_RECORDING, recorded_demo, said_by, stowage, whole};
 use crate::process::{RunningServe, eventually, json_dump};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use stowage::recording::entry::Entry;
-use stowage::recording::read::{Part, Reader};
+use stowage_recording::entry::Entry;
+use stowage_recording::read::{Part, Reader};
 
 /// Everything that a recording says.
 fn text_of(recording: &Path) -> String {

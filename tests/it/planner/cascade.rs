@@ -3,7 +3,7 @@
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, serving};
 use serde_json::Value;
-use stowage::lab::demo::machine::DemoMachine;
+use stowage_lab::demo::machine::DemoMachine;
 
 const SIX: [DemoMachine; 6] =
     [machine("a", 2), machine("b", 2), machine("c", 2), machine("d", 2), machine("e", 2), machine("f", 2)];

@@ -4,13 +4,13 @@
 use super::world::{PlannerCluster, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::kubernetes::objects::DISRUPTION_TARGET_CONDITION;
-use stowage::lab::demo::agents::DemoAgents;
-use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
-use stowage::lab::demo::stowage::Stowage;
-use stowage::lab::demo::termination;
-use stowage::scheduling::policy::Policy;
-use stowage::service::{Service, Tenure};
+use stowage_kubernetes_objects::DISRUPTION_TARGET_CONDITION;
+use stowage_lab::demo::agents::DemoAgents;
+use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_lab::demo::stowage::Stowage;
+use stowage_lab::demo::termination;
+use stowage_scheduling::policy::Policy;
+use stowage_server::service::{Service, Tenure};
 
 /// The one on `a` has the lower priority, and is the cheaper.
 async fn two_nodes(on_a: impl Fn(Value) -> Value) -> PlannerCluster {

@@ -2,7 +2,7 @@
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::{Value, json};
-use stowage::lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::scheduler::observations::Verb;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {

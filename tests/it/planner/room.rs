@@ -2,7 +2,7 @@
 
 use super::world::{PlannerCluster, dying_slowly, dying_when_told, gated, job, machine, names, serving};
 use serde_json::Value;
-use stowage::lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::scheduler::observations::Verb;
 
 /// 22 GiB are free on the first GPU, 7 on the second.
 async fn filled(hardness: fn(Value) -> Value) -> PlannerCluster {

@@ -2,8 +2,8 @@
 
 use super::world::{PlannerCluster, machine};
 use serde_json::{Value, json};
-use stowage::lab::demo::engines::{FakeEngine, StubEngineLoad};
-use stowage::lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage_lab::demo::scheduler::observations::Verb;
 
 const CALM: StubEngineLoad = StubEngineLoad { kv_percent: 20, waiting: 0, running: 2 };
 const BUSY: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 50, running: 8 };

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use stowage::ids::NodeName;
-use stowage::kubernetes::objects;
-use stowage::lab::demo::machine::DemoMachine;
-use stowage::lab::demo::scheduler::observations::Verb;
-use stowage::lab::demo::setup::Setup;
-use stowage::lab::demo::termination;
-use stowage::scheduling::policy::Policy;
-use stowage::units::Millis;
+use stowage_kubernetes_objects as objects;
+use stowage_lab::demo::machine::DemoMachine;
+use stowage_lab::demo::scheduler::observations::Verb;
+use stowage_lab::demo::setup::Setup;
+use stowage_lab::demo::termination;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Millis;
 
 /// Longer than anything here takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);

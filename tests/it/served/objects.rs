@@ -2,7 +2,7 @@
 
 use super::GPU_BYTES;
 use serde_json::{Value, json};
-use stowage::ids::{PodKey, PodUid};
+use stowage_scheduling::ids::{PodKey, PodUid};
 
 pub fn node(name: &str) -> Value {
     json!({ "kind": "Node", "metadata": { "name": name }, "status": {} })

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::lab::demo::api_server::ApiServer;
-use stowage::lab::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
+use stowage_lab::demo::api_server::ApiServer;
+use stowage_lab::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 
 const BINDING: &str = "/api/v1/namespaces/default/pods/a/binding";
 const STATUS: &str = "/api/v1/namespaces/default/pods/a/status";

@@ -6,8 +6,8 @@ use crate::browser::Browser;
 use crate::served::{ServedCluster, bind_args, node, on, pod, report, without_engines};
 use crate::web_page::DRAWN;
 use serde_json::json;
-use stowage::kubernetes::port::BindOutcome;
-use stowage::scheduling::policy::{Class, Match, Tenant};
+use stowage_kubernetes_objects::port::BindOutcome;
+use stowage_scheduling::policy::{Class, Match, Tenant};
 
 /// Names have no space, and HTML needs none.
 const POD: &str = "\"><img/src=x/onerror=ran=1>'";

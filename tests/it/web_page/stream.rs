@@ -7,8 +7,8 @@ use crate::served::{Served, ServedCluster, eventually, pod, priority};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
-use stowage::extender::request::RequestLimits;
-use stowage::extender::server::limits::ConnectionLimits;
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::server::limits::ConnectionLimits;
 
 /// The page's requests are answered in pieces of one byte.
 const BYTE_BY_BYTE: &str = "const whole = globalThis.fetch; globalThis.fetch = async (...asked) => { \

@@ -10,8 +10,8 @@ use serde_json::json;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use stowage::kubernetes::port::{AuthError, OperatorPage, PageAuthority};
-use stowage::units::Millis;
+use stowage_kubernetes_objects::port::{AuthError, OperatorPage, PageAuthority};
+use stowage_scheduling::units::Millis;
 
 /// The events of the page's stream that were taken, counted before the page sees them.
 const COUNT_EVENTS: &str = "globalThis.heard = 0; const parse = JSON.parse; \

@@ -19,7 +19,6 @@ fn generated(proto: &Path) -> String {
     tonic_prost_build::configure()
         .out_dir(out.path())
         .emit_rerun_if_changed(false)
-        .server_mod_attribute("v1", "#[cfg(feature = \"lab\")]")
         .compile_fds(files)
         .unwrap();
     HEADER.to_owned() + &std::fs::read_to_string(out.path().join("v1.rs")).unwrap()

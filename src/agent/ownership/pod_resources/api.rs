@@ -160,7 +160,6 @@ pub mod pod_resources_lister_client {
     }
 }
 /// Generated server implementations.
-#[cfg(feature = "lab")]
 pub mod pod_resources_lister_server {
     #![allow(
         unused_variables,

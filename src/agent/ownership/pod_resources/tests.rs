@@ -1,8 +1,8 @@
 //! The pod-resources client against a real server on a unix socket, and against sockets that are no kubelet's.
 
 use super::*;
-use crate::agent::ownership::fake_kubelet::{FakeKubelet, given};
-use crate::ids::GpuUuid;
+use crate::ownership::fake_kubelet::{FakeKubelet, given};
+use stowage_scheduling::ids::GpuUuid;
 use tokio::net::UnixListener;
 
 /// Nothing here waits this long unless something is broken.

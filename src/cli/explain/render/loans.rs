@@ -1,10 +1,10 @@
 //! Formats what an explanation says of VRAM that sleeping engines lend.
 
-use crate::scheduling::explaining::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
-use crate::scheduling::explaining::obstacle::list;
-use crate::scheduling::explaining::units::length;
-use crate::scheduling::ledger::LoanStage;
-use crate::units::Bytes;
+use stowage_scheduling::explaining::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
+use stowage_scheduling::explaining::obstacle::list;
+use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::ledger::LoanStage;
+use stowage_scheduling::units::Bytes;
 
 /// Of a pod that waits.
 pub fn borrowing(part: &BorrowingPart) -> String {

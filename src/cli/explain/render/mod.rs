@@ -3,19 +3,19 @@
 mod loans;
 mod node;
 
-use crate::scheduling::explaining::explanation::{
-    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
-    TenantPart, UnsupportedPart,
-};
-use crate::scheduling::explaining::units::{amount, length};
-use crate::scheduling::ledger::SchedulingGate;
-use crate::scheduling::policy::Mode;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::units::{are, plural};
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use owo_colors::{OwoColorize, Style};
 use std::fmt::Write;
+use stowage_scheduling::explaining::explanation::{
+    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
+    TenantPart, UnsupportedPart,
+};
+use stowage_scheduling::explaining::units::{amount, length};
+use stowage_scheduling::ledger::SchedulingGate;
+use stowage_scheduling::policy::Mode;
+use stowage_scheduling::units::{are, plural};
+use stowage_scheduling::vocabulary::demand::Sharing;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paint {
@@ -338,7 +338,7 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
     )
 }
 
-fn join(gpus: &[crate::ids::GpuUuid]) -> String {
+fn join(gpus: &[stowage_scheduling::ids::GpuUuid]) -> String {
     gpus.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ")
 }
 

@@ -1,21 +1,21 @@
 //! Formats one node of an explanation: whether the pod fits, its GPUs' figures as a table, and a remark on each GPU.
 
 use super::{Paint, WIDTH, lines, loans, pairs};
-use crate::scheduling::explaining::explanation::{
-    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
-    StartPart, WakePart, WeightedPart,
-};
-use crate::scheduling::explaining::units::length;
-use crate::scheduling::ledger::OccupantPhase;
-use crate::scheduling::placing::start_model::FactorSource;
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::model_tier::ModelTier;
-use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Millis, Percent, plural};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use owo_colors::Style;
 use std::collections::BTreeMap;
+use stowage_scheduling::explaining::explanation::{
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
+    StartPart, WakePart, WeightedPart,
+};
+use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::ledger::OccupantPhase;
+use stowage_scheduling::placing::start_model::FactorSource;
+use stowage_scheduling::units::{Bytes, Millis, Percent, plural};
+use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::model_tier::ModelTier;
+use stowage_scheduling::vocabulary::node_reading::Freshness;
 
 const INDENT: usize = 3;
 

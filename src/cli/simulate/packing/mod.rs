@@ -9,17 +9,7 @@ mod source;
 mod table;
 mod through_extender;
 
-use super::picture::PictureFile;
 use super::{Seeds, progress, side_by_side};
-use crate::lab::simulate::packing::bound::{AllocationBound, ObservedPlacer, UntilFirstRefusal};
-use crate::lab::simulate::packing::churn::churn;
-use crate::lab::simulate::packing::placer::Placer;
-use crate::lab::simulate::packing::replay::is_high;
-use crate::lab::simulate::packing::report::Losses;
-use crate::lab::simulate::packing::{
-    Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical,
-    replay,
-};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -27,6 +17,16 @@ use source::PackingTrace;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_lab::simulate::packing::bound::{AllocationBound, ObservedPlacer, UntilFirstRefusal};
+use stowage_lab::simulate::packing::churn::churn;
+use stowage_lab::simulate::packing::placer::Placer;
+use stowage_lab::simulate::packing::replay::is_high;
+use stowage_lab::simulate::packing::report::Losses;
+use stowage_lab::simulate::packing::{
+    Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical,
+    replay,
+};
+use stowage_lab::simulate::picture::PictureFile;
 use through_extender::ThroughExtender;
 
 #[derive(Debug, Args)]

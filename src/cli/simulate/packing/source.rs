@@ -1,12 +1,12 @@
 //! Sources of pods and nodes: a trace's files, or a generated trace; and other tools' results, if they are next to the trace.
 
 use crate::cli::simulate::{file_in, trace_in};
-use crate::lab::simulate::openb::published;
-use crate::lab::simulate::openb::published::{PUBLISHED, PublishedRun, SeedMeans};
-use crate::lab::simulate::openb::{Trace, built_in, pods_of, variant_of};
-use crate::lab::simulate::packing::PlayedPolicy;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
+use stowage_lab::simulate::openb::published;
+use stowage_lab::simulate::openb::published::{PUBLISHED, PublishedRun, SeedMeans};
+use stowage_lab::simulate::openb::{Trace, built_in, pods_of, variant_of};
+use stowage_lab::simulate::packing::PlayedPolicy;
 
 pub struct PackingTrace {
     pub variant: String,

@@ -1,12 +1,12 @@
 //! Results as a table: one line for each policy, beside its published result.
 
 use super::source::PackingTrace;
-use crate::lab::simulate::openb::Trace;
-use crate::lab::simulate::openb::published::SeedMeans;
-use crate::lab::simulate::packing::report::Losses;
-use crate::lab::simulate::packing::{AllocationBound, PackingLine, PlayedTrace};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
+use stowage_lab::simulate::openb::Trace;
+use stowage_lab::simulate::openb::published::SeedMeans;
+use stowage_lab::simulate::packing::report::Losses;
+use stowage_lab::simulate::packing::{AllocationBound, PackingLine, PlayedTrace};
 
 const LEGEND: &str = "\
 at 100 %, 130 %: GPUs allocated, in per cent of all, when pods have asked for so much of them; means over seeds

@@ -2,26 +2,6 @@
 //! the nodes that kube-scheduler's filters accept, prioritize those that are left, and one of the nodes with the highest of the
 //! scores 0 to 10 is chosen at random, as kube-scheduler does.
 
-use crate::extender::Extender;
-use crate::extender::request::RequestLimits;
-use crate::extender::server::scheduler_router;
-use crate::ids::{GpuModel, NodeName, PodKey, PodUid};
-use crate::kubernetes::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
-    PodEvent, PodOnRecord, StatusChange,
-};
-use crate::lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
-use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::lab::simulate::packing::shipped::cpu_only::{CpuOnly, CpuRule};
-use crate::lab::simulate::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
-use crate::lab::simulate::packing::shipped::{accepted, ledger};
-use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::ledger::ObservedPhase;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::observe::{PodObserved, PodReleased};
-use crate::service::Service;
 use anyhow::{Context, Result, ensure};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -29,6 +9,26 @@ use axum::http::{Method, Request, header};
 use futures::future::{BoxFuture, ready};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use stowage_kubernetes_objects::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
+    PodEvent, PodOnRecord, StatusChange,
+};
+use stowage_lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
+use stowage_lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use stowage_lab::simulate::packing::placer::{Placed, Placer, PodArrival};
+use stowage_lab::simulate::packing::shipped::cpu_only::{CpuOnly, CpuRule};
+use stowage_lab::simulate::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
+use stowage_lab::simulate::packing::shipped::{accepted, ledger};
+use stowage_lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use stowage_scheduling::ids::{GpuModel, NodeName, PodKey, PodUid};
+use stowage_scheduling::ledger::ObservedPhase;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::verbs::observe::{PodObserved, PodReleased};
+use stowage_server::extender::Extender;
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::server::scheduler_router;
+use stowage_server::service::Service;
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
@@ -238,8 +238,8 @@ impl ControlPlane for AlwaysWritten {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::openb::built_in;
-    use crate::lab::simulate::packing::{PlayedPolicy, Replay, SimulatedEviction, Typical, replay};
+    use stowage_lab::simulate::openb::built_in;
+    use stowage_lab::simulate::packing::{PlayedPolicy, Replay, SimulatedEviction, Typical, replay};
 
     #[test]
     fn through_the_verbs_pods_go_where_the_core_puts_them() {

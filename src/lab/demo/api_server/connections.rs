@@ -2,9 +2,9 @@
 //!
 //! Orders only; `watch` and `routes` check them before they send.
 
-use crate::service::{ChangeCount, SeenCount};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_server::service::{ChangeCount, SeenCount};
 
 /// One client's watches of one kind, such as `pods`.
 type Watches = (String, String);

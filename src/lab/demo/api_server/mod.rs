@@ -28,8 +28,6 @@ mod tokens;
 mod watch;
 mod write;
 
-use crate::kubernetes::port::WriteTimes;
-use crate::service::ChangeCount;
 use calls::Calls;
 use connections::Connections;
 use error::ApiError;
@@ -44,6 +42,8 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use store::{ObjectKey, Store};
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_server::service::ChangeCount;
 use tokens::{TokenNode, Tokens};
 use tokio::sync::watch as channel;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -146,7 +146,11 @@ impl ApiServer {
             config.headers.push((http::header::USER_AGENT, name));
         }
         // As Stowage's own client: a refused request is visible as refused.
-        crate::kubernetes::connect::client(config, times, crate::kubernetes::pruning::Answers::Whole)
+        stowage_server::kubernetes::connect::client(
+            config,
+            times,
+            stowage_kubernetes_objects::pruning::Answers::Whole,
+        )
     }
 
     /// The same without a network: every request is a call in this process, in the order of the caller's runtime.
@@ -165,7 +169,7 @@ impl ApiServer {
         let service = tower::ServiceBuilder::new()
             .map_request(move |mut request: http::Request<kube::client::Body>| {
                 request.headers_mut().insert(http::header::USER_AGENT, name.clone());
-                crate::kubernetes::connect::limited(request, times.server)
+                stowage_server::kubernetes::connect::limited(request, times.server)
             })
             .service(server);
         kube::Client::new(service, "default")

@@ -9,13 +9,13 @@ use super::error::ApiError;
 use super::resource::Resource;
 use super::selector::ListSelector;
 use super::store::StoredChange;
-use crate::service::SeenCount;
 use axum::body::Bytes;
 use futures::Stream;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
+use stowage_server::service::SeenCount;
 
 /// What one watch is about.
 pub struct WatchRequest {

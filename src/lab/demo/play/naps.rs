@@ -1,12 +1,12 @@
 //! Engines that sleep while jobs use their VRAM, and wake: with asking first, and without.
 
 use super::Play;
-use crate::ids::PodUid;
-use crate::kubernetes::objects::{WAKEABLE_CONDITION, asked, written};
-use crate::lab::demo::sleeping;
-use crate::lab::demo::story::StoryPod;
+use crate::demo::sleeping;
+use crate::demo::story::StoryPod;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use stowage_kubernetes_objects::{WAKEABLE_CONDITION, asked, written};
+use stowage_scheduling::ids::PodUid;
 
 impl Play {
     /// The engine of a pod sleeps until jobs borrow from it, asks, and wakes when it is told that it may.

@@ -10,9 +10,9 @@ use super::message::{self, Refusals};
 use super::objects::{SchedulerNode, SchedulerPod};
 use super::preemption::{self, DryRunCandidate};
 use super::view::SchedulerCache;
-use crate::lab::simulate::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_scheduling::testkit::random::Random;
 
 /// The result of a cycle.
 #[derive(Debug)]

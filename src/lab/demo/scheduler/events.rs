@@ -7,7 +7,7 @@ use super::objects::{SchedulerNode, SchedulerPod};
 use super::observations::Observations;
 use super::queue::{SchedulingQueue, Waker};
 use super::view::SchedulerCache;
-use crate::lab::demo::watching::WatchNotice;
+use crate::demo::watching::WatchNotice;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -163,7 +163,7 @@ pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::demo::scheduler::filters::{Refusal, Rejector};
+    use crate::demo::scheduler::filters::{Refusal, Rejector};
     use serde_json::json;
 
     fn pod(uid: &str, priority: i64, vram: &str, node: Option<&str>) -> Arc<SchedulerPod> {

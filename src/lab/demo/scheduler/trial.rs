@@ -3,8 +3,8 @@
 use super::StandInScheduler;
 use super::config::SchedulerConfig;
 use super::observations::{Observations, Verb};
-use crate::lab::demo::api_server::ApiServer;
-use crate::lab::demo::api_server::error::ApiError;
+use crate::demo::api_server::ApiServer;
+use crate::demo::api_server::error::ApiError;
 use serde_json::Value;
 
 /// The pod's result.

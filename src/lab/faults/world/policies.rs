@@ -2,13 +2,13 @@
 //! broken. A process goes on under the last good policy, also under one that was good before it began.
 
 use super::*;
-use crate::policy_file::{self, SourceText};
-use crate::policy_watch::{self, LastGood, PolicyWatch};
-use crate::scheduling::policy::{ConflictRule, Consolidation, Digest, Policy, WhenIncomplete};
-use crate::units::Millis;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
+use stowage_policy_file::{self as policy_file, SourceText};
+use stowage_scheduling::policy::{ConflictRule, Consolidation, Digest, Policy, WhenIncomplete};
+use stowage_scheduling::units::Millis;
+use stowage_server::policy_watch::{self, LastGood, PolicyWatch};
 
 /// A process has read a change by then, and taken it over, whatever the plans beside it take.
 const TAKEN_WITHIN: Duration = Duration::from_secs(15);

@@ -8,9 +8,9 @@ use super::super::oracle::{
 use super::observations::audit;
 use super::pods::{GROUP_SIZE, is_of_group};
 use super::*;
-use crate::scheduling::ledger::{PodPhase, ReservationStatus};
-use crate::scheduling::vocabulary::placement::Reservation;
 use serde_json::json;
+use stowage_scheduling::ledger::{PodPhase, ReservationStatus};
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// A pod that fits for so long without a fault, and is asked for by kube-scheduler at every step, is bound. It has to wait for a
 /// leader, for late writes and for reservations that end by their deadline.

@@ -2,13 +2,13 @@
 
 use super::agents::AUDIENCE;
 use super::*;
-use crate::extender::Extender;
-use crate::extender::reports::{AgentAuth, TokenGuard};
-use crate::extender::request::RequestLimits;
-use crate::extender::server::{agents_router, scheduler_router};
-use crate::kubernetes::{self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews};
-use crate::service::{SimulatedThreads, WorkKind, WorkPlace};
 use futures::FutureExt;
+use stowage_server::extender::Extender;
+use stowage_server::extender::reports::{AgentAuth, TokenGuard};
+use stowage_server::extender::request::RequestLimits;
+use stowage_server::extender::server::{agents_router, scheduler_router};
+use stowage_server::kubernetes::{self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews};
+use stowage_server::service::{SimulatedThreads, WorkKind, WorkPlace};
 
 /// Longer than a write is waited for.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
 //! Where a sequence's choices come from: a seed, or the bytes of a fuzzer.
 
-use crate::lab::simulate::random::Random;
+use stowage_scheduling::testkit::random::Random;
 
 /// The dice of steps begin here among the purposes of a seed; those before are the world's.
 const FIRST_STEP: u64 = 1000;

@@ -3,12 +3,12 @@
 use super::draws::Draws;
 use super::limits::EvictionLimits;
 use super::planted::PlantedBug;
-use crate::scheduling::policy::{
+use stowage_scheduling::policy::{
     Class, ClassLimits, EvictionRates, ExpiredRule, Match, Policy, Preemptibility, Protection, SpareRule,
     StartGate, Tenant, ViolateBudgets,
 };
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
-use crate::units::{Bytes, Millis, Percent};
+use stowage_scheduling::units::{Bytes, Millis, Percent};
+use stowage_scheduling::vocabulary::cluster_share::TenantLimit;
 
 /// Classes by the PriorityClass of their pods; the last one takes all others.
 pub const CLASSES: [&str; 5] = ["serving", "batch", "scratch", "solo", "other"];

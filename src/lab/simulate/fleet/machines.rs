@@ -4,13 +4,13 @@
 //! Nothing here decides, and nothing here is read by Stowage's scheduler, which knows what messages say.
 
 use super::pods::{Image, PodSpec};
-use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, ModelTier, NodeModel, time_to_ready};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use stowage_scheduling::vocabulary::model_tier::{LoadingSpeeds, ModelTier, NodeModel, time_to_ready};
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 /// One node's hardware.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,11 +4,11 @@
 //! [`Fates`] is where faults come in.
 
 use super::pods::{Image, PodSpec};
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::ledger::StartProgress;
-use crate::scheduling::vocabulary::node_reading::NodeReading;
-use crate::units::{Millis, Moment};
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::ledger::StartProgress;
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
 /// What a scheduler is told.
 #[derive(Debug, Clone, PartialEq)]

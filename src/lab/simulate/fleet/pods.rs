@@ -1,14 +1,14 @@
 //! A pod of a simulated fleet: what its manifest says, and what its work needs. Where it is, and what became of it, is the
 //! stage's.
 
-use crate::ids::{ModelId, OwnerUid};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::{
+use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::{ModelId, OwnerUid};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::demand::{
     ContainerRequest, DEFAULT_GRACE, Demand, PodRequest, RequestError,
 };
-use crate::scheduling::vocabulary::image::ImageId;
-use crate::units::{Bytes, Millis};
-use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::vocabulary::image::ImageId;
 
 /// What a pod's manifest says.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,14 +14,14 @@ use super::machines::{BrokenPromise, Machine, Machines, Start};
 use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
 use super::pods::PodSpec;
 use super::schedulers::FleetScheduler;
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::lab::simulate::events::EventQueue;
-use crate::lab::simulate::random::{Random, mixed};
-use crate::scheduling::ledger::StartProgress;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
-use crate::units::{Millis, Moment};
+use crate::simulate::events::EventQueue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::ledger::StartProgress;
+use stowage_scheduling::testkit::random::{Random, mixed};
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
 
 /// Between two reports of each agent. Of those in which nothing has changed, as many are left out as leave what they say fresh.
 const REPORT: Millis = Millis::seconds(1);

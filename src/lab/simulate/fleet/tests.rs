@@ -5,14 +5,14 @@ use super::messages::{Envelope, Fate, Fates, Message};
 use super::pods::PodSpec;
 use super::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use super::stage::{START, ScenarioEvent, Stage};
-use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::{Bytes, Millis, Moment};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use stowage_scheduling::ids::{GpuModel, ModelId, NodeName, PodUid};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 fn machines(nodes: usize, gpus: u32) -> Machines {
     let spec = |n: usize| MachineSpec {

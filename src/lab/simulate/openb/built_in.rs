@@ -2,9 +2,9 @@
 //! nothing about any real cluster. The same each time.
 
 use super::{Life, Qos, Trace, TraceNode, TracePod, WHOLE_GPU};
-use crate::ids::{GpuModel, NodeName};
-use crate::lab::simulate::random::Random;
-use crate::units::{Bytes, MilliCpu, Millis};
+use stowage_scheduling::ids::{GpuModel, NodeName};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
 
 const NODES: usize = 24;
 const GPUS_PER_NODE: u32 = 8;

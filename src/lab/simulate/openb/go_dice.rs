@@ -1,5 +1,5 @@
 //! The random numbers of the published runs: Go's `math/rand`, so that the same pods arrive in the same order and the same
-//! nodes win ties. Only for that: other code uses [`crate::lab::simulate::random`].
+//! nodes win ties. Only for that: other code uses [`stowage_scheduling::testkit::random`].
 //!
 //! It is an additive lagged Fibonacci generator, x_c = x_{c−607} + x_{c−273} modulo 2⁶⁴ (Mitchell and Moore; Knuth, TAOCP
 //! 3.2.2), whose first 607 words are those of a linear congruential generator with the seed, each combined with a word of a
@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn a_jump_is_as_many_steps() {
-        let mut numbers: Vec<u64> = (0..LENGTH as u64).map(crate::lab::simulate::random::mixed).collect();
+        let mut numbers: Vec<u64> =
+            (0..LENGTH as u64).map(stowage_scheduling::testkit::random::mixed).collect();
         for count in LENGTH..3000 {
             numbers.push(numbers[count - LENGTH].wrapping_add(numbers[count - LAG]));
         }

@@ -11,9 +11,9 @@ mod rows;
 pub use super::table::TraceText;
 
 use super::table::TableError;
-use crate::ids::{GpuModel, NodeName};
-use crate::units::{Bytes, MilliCpu, Millis};
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuModel, NodeName};
+use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
 
 /// The file of the cluster's nodes.
 pub const NODES: &str = "openb_node_list_gpu_node.csv";
@@ -90,7 +90,13 @@ pub enum TraceError {
     )]
     NoSuchRow { file: String, line: usize, row: u64, last: usize },
     #[error("{file}, line {line}: {column} is {text:?}: {why}")]
-    Name { file: String, line: usize, column: &'static str, text: String, why: crate::ids::InvalidName },
+    Name {
+        file: String,
+        line: usize,
+        column: &'static str,
+        text: String,
+        why: stowage_scheduling::ids::InvalidName,
+    },
     #[error("{file}, line {line}: qos is {text:?}; write BE, Burstable, Guaranteed or LS")]
     Qos { file: String, line: usize, text: String },
     #[error(

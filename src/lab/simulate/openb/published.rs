@@ -2,7 +2,7 @@
 //! computed is not known here.
 
 use super::{TraceError, TraceText};
-use crate::lab::simulate::table::{Column, Table, TableRow};
+use crate::simulate::table::{Column, Table, TableRow};
 
 /// The file of published allocation ratios.
 pub const PUBLISHED: &str = "published_alloc_ratio.csv";

@@ -1,11 +1,11 @@
 //! Parses the rows of the trace's two tables.
 
 use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
-use crate::ids::{GpuModel, InvalidName, NodeName};
-use crate::lab::simulate::table::{Column, Table, TableRow};
-use crate::scheduling::vocabulary::demand::MAX_GPUS;
-use crate::units::{Bytes, MilliCpu, Millis, plural};
+use crate::simulate::table::{Column, Table, TableRow};
 use std::collections::BTreeSet;
+use stowage_scheduling::ids::{GpuModel, InvalidName, NodeName};
+use stowage_scheduling::units::{Bytes, MilliCpu, Millis, plural};
+use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
 /// More CPU, memory or time than any machine has; small enough that sums do not overflow.
 const MOST: u64 = 1 << 40;

@@ -2,8 +2,8 @@
 
 use super::placer::PodArrival;
 use super::trace::PlayedTrace;
-use crate::lab::simulate::openb::go_dice::GoDice;
-use crate::lab::simulate::random::Random;
+use crate::simulate::openb::go_dice::GoDice;
+use stowage_scheduling::testkit::random::Random;
 
 /// The requested share of the GPUs at the end, in percent.
 pub const LAST_LOAD: u64 = 130;
@@ -92,7 +92,7 @@ fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
 mod tests {
     use super::super::testing::{kind, setting};
     use super::*;
-    use crate::lab::simulate::openb::built_in;
+    use crate::simulate::openb::built_in;
 
     #[test]
     fn every_pod_arrives_once_and_then_some_again_until_the_load_is_reached() {

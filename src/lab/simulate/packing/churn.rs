@@ -6,11 +6,11 @@ use super::arrivals::{ArrivalDice, Arrivals};
 use super::placer::{Placer, PodArrival};
 use super::run::PackingRun;
 use super::trace::PlayedTrace;
-use crate::lab::simulate::events::EventQueue;
-use crate::lab::simulate::random::Random;
-use crate::units::{Millis, Moment};
+use crate::simulate::events::EventQueue;
 use serde::Serialize;
 use std::str::FromStr;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// The mean running time of pods. Only ratios of times matter; a day in milliseconds makes rounding irrelevant.
 const LIFETIME: Millis = Millis::seconds(86_400);

@@ -3,9 +3,9 @@
 //! detected. Placement decisions are made elsewhere.
 
 use super::trace::{POD_SLOTS, PlayedNode, PlayedTrace, PodKind};
-use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::simulate::openb::WHOLE_GPU;
 use std::collections::BTreeMap;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 /// Nodes by their rank: of two that are equal to a policy, the lower gets the pod.
 #[derive(Debug, Clone)]

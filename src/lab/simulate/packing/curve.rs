@@ -2,7 +2,7 @@
 //! over all events at which the load rounds to a whole percent, as in the published runs.
 
 use super::arrivals::LAST_LOAD;
-use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::simulate::openb::WHOLE_GPU;
 
 /// By load, from 0 % to [`LAST_LOAD`].
 #[derive(Debug, Clone, PartialEq)]

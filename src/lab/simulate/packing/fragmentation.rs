@@ -3,7 +3,7 @@
 
 use super::cluster::SimulatedNode;
 use super::trace::{PlayedTrace, PodKind};
-use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::simulate::openb::WHOLE_GPU;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -145,7 +145,7 @@ mod tests {
     use super::super::cluster::{SimulatedCluster, SimulatedPlacement};
     use super::super::testing::{kind, setting};
     use super::*;
-    use crate::scheduling::vocabulary::gpu::GpuSet;
+    use stowage_scheduling::vocabulary::gpu::GpuSet;
 
     /// Three kinds of the same frequency: on CPUs alone, half a GPU with much CPU, two whole ones.
     fn typical() -> Typical {
@@ -179,10 +179,7 @@ mod tests {
     fn rare_pods_are_not_typical() {
         let mut setting = setting(&[(8000, 1)], &[kind(1000, 1, 500), kind(1000, 1, 700)]);
         setting.pods = (0..100)
-            .map(|n| crate::lab::simulate::packing::trace::PlayedPod {
-                kind: usize::from(n >= 95),
-                qos: None,
-            })
+            .map(|n| crate::simulate::packing::trace::PlayedPod { kind: usize::from(n >= 95), qos: None })
             .collect();
         assert_eq!(Typical::of(&setting).count(), 95);
         setting.pods.push(setting.pods[99]);

@@ -7,7 +7,7 @@ use super::fragmentation::Typical;
 use super::placer::{Placer, PodArrival};
 use super::run::PackingRun;
 use super::trace::PlayedTrace;
-use crate::lab::simulate::openb::Qos;
+use crate::simulate::openb::Qos;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

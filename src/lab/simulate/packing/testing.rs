@@ -1,7 +1,7 @@
 //! Small settings for this module's tests.
 
 use super::trace::{PlayedNode, PlayedPod, PlayedTrace, PodKind};
-use crate::ids::{GpuModel, NodeName};
+use stowage_scheduling::ids::{GpuModel, NodeName};
 
 /// A pod of any model without memory.
 pub fn kind(cpu: u64, gpus: u32, milli: u32) -> PodKind {

@@ -1,7 +1,7 @@
 //! Whole runs on the generated trace. Those on the real one are integration tests.
 
 use super::*;
-use crate::lab::simulate::openb::built_in;
+use crate::simulate::openb::built_in;
 
 fn run(setting: &PlayedTrace, policy: PlayedPolicy, arrivals: &Arrivals) -> Replay {
     let typical = Typical::of(setting);

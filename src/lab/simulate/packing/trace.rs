@@ -1,9 +1,9 @@
 //! The workload: a trace's nodes and pods as numbers, so that millions of reads are cheap. Pods with the same request are of
 //! one kind; scores are cached by kind. Whether a pod fits is not known here.
 
-use crate::ids::{GpuModel, NodeName};
-use crate::lab::simulate::openb::{Qos, Trace, TraceNode, TracePod, WHOLE_GPU};
+use crate::simulate::openb::{Qos, Trace, TraceNode, TracePod, WHOLE_GPU};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuModel, NodeName};
 
 /// What a kubelet takes by default (`maxPods`); no trace's node comes near it.
 pub const POD_SLOTS: u32 = 110;
@@ -132,7 +132,7 @@ fn site(node: &TraceNode, models: &[GpuModel]) -> PlayedNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::openb::built_in;
+    use crate::simulate::openb::built_in;
 
     #[test]
     fn pods_that_ask_for_the_same_are_of_one_kind_whatever_became_of_them() {

@@ -1,10 +1,10 @@
 //! Pending residents by kind: of pods with the same request either the oldest fits or none does.
 
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::units::Bytes;
+use crate::simulate::fleet::pods::PodSpec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::units::Bytes;
 
 /// What decides where a pod fits. Higher priorities first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +53,7 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::uid;
+    use stowage_scheduling::testkit::uid;
 
     #[test]
     fn the_urgent_go_first_and_then_the_eldest() {

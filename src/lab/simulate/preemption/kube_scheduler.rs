@@ -7,11 +7,11 @@
 //! the real one would continue with the next node.
 
 use super::orders::{RunningPod, VictimChoice, best, choice, fits_without, running_pods};
-use crate::scheduling::evicting::PreemptionCandidate;
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::units::Moment;
 use std::cmp::Reverse;
+use stowage_scheduling::evicting::PreemptionCandidate;
+use stowage_scheduling::ledger::Ledger;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::vocabulary::demand::Demand;
 
 /// By sums over nodes, and then more victims in the same order until the pod fits on a GPU. Nodes whose sum is enough have no
 /// victims for it; they are used if there is no other.

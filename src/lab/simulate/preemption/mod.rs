@@ -32,7 +32,7 @@
 //! [`workload`] generates the pods, `run` runs them, `scheduler` is Stowage with the victims of [`orders`], [`tally`] adds up,
 //! [`report`] compares.
 //!
-//! [`time_to_ready`]: crate::scheduling::vocabulary::model_tier::time_to_ready
+//! [`time_to_ready`]: stowage_scheduling::vocabulary::model_tier::time_to_ready
 
 mod backlog;
 mod kube_scheduler;

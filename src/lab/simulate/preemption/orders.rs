@@ -2,17 +2,17 @@
 //! the pod fits on single GPUs; pods that may not be evicted (priority, class) are left out in all of them.
 
 use super::kube_scheduler;
-use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting;
-use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, SearchEffort};
-use crate::scheduling::ledger::{Ledger, PodPhase};
-use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
-use crate::scheduling::placing::pack;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::units::{Millis, Moment};
 use serde::Serialize;
 use std::cmp::Reverse;
+use stowage_scheduling::evicting;
+use stowage_scheduling::evicting::{BudgetRules, PreemptionCandidate, SearchEffort};
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::ledger::{Ledger, PodPhase};
+use stowage_scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
+use stowage_scheduling::placing::pack;
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -6,13 +6,13 @@ use super::scheduler::{PreemptorAnswer, VictimScheduler};
 use super::setup::{machines, pod};
 use super::tally::{Counter, GpuTime, PreemptionTally};
 use super::workload::{Job, JobRole, Workload};
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
-use crate::scheduling::policy::Policy;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Millis, Moment};
 
 #[derive(Debug, Clone)]
 pub enum JobEvent {

@@ -4,20 +4,20 @@
 use super::backlog::{Backlog, PodKind};
 use super::orders::{VictimChoice, VictimOrder};
 use super::setup::may_preempt;
-use crate::ids::{NodeName, OwnerUid, PodUid};
-use crate::lab::simulate::fleet::machines::Machines;
-use crate::lab::simulate::fleet::messages::{Act, Message};
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Stowage};
-use crate::lab::simulate::shown;
-use crate::scheduling::ledger::StartProgress;
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::tick::Tick;
-use crate::scheduling::verbs::wait::Reserve;
-use crate::units::Moment;
+use crate::simulate::fleet::machines::Machines;
+use crate::simulate::fleet::messages::{Act, Message};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::schedulers::{FleetScheduler, Stowage};
+use crate::simulate::shown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_scheduling::ids::{NodeName, OwnerUid, PodUid};
+use stowage_scheduling::ledger::StartProgress;
+use stowage_scheduling::placing::fit::fit;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::tick::Tick;
+use stowage_scheduling::verbs::wait::Reserve;
 
 pub struct VictimScheduler {
     pub shipped: Stowage,

@@ -1,13 +1,13 @@
 //! The fleet and the manifests of the pods: nodes of equal GPUs, and requests in thousandths of one.
 
 use super::workload::{Job, JobRole, Workload};
-use crate::ids::{GpuModel, ModelId, NodeName, OwnerUid};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::scheduling::policy::Policy;
-use crate::units::Bytes;
+use crate::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::openb::WHOLE_GPU;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuModel, ModelId, NodeName, OwnerUid};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Bytes;
 
 /// A common GPU size; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);

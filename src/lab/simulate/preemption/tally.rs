@@ -1,8 +1,8 @@
 //! The results of one run, in integers.
 
 use super::workload::{JobSize, WorkloadExtent};
-use crate::units::{Millis, Moment};
 use serde::Serialize;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// Thousandths of a GPU for a millisecond.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]

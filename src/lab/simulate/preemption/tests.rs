@@ -6,17 +6,17 @@ use super::run::PreemptionRun;
 use super::tally::GpuTime;
 use super::workload::{Job, JobRole, JobSize};
 use super::*;
-use crate::ids::NodeName;
-use crate::lab::simulate::openb::{Trace, built_in};
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid, whole_gpu};
-use crate::scheduling::verbs::observe::BudgetsVisible;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
-use crate::units::{Bytes, Millis, Moment};
+use crate::simulate::openb::{Trace, built_in};
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid, whole_gpu};
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::verbs::observe::BudgetsVisible;
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
+use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use stowage_scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
 
 /// A fifth of the made-up cluster, for as long as it takes to fill and some hours more.
 const SHORT: WorkloadExtent =
@@ -108,7 +108,7 @@ fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
 }
 
 fn real_trace() -> Option<Trace> {
-    use crate::lab::simulate::openb::{NODES, PODS, TraceText};
+    use crate::simulate::openb::{NODES, PODS, TraceText};
     let text = |file: &str| crate::needs::trace(&format!("openb/{file}"));
     let (nodes, pods) = (text(NODES)?, text(PODS)?);
     let of = |file, text| TraceText { file, text };

@@ -1,9 +1,9 @@
 //! Generates the pods of one run from a trace and a seed. The run decides what happens to them.
 
-use crate::ids::NodeName;
-use crate::lab::simulate::openb::{Qos, Trace, TracePod};
-use crate::lab::simulate::random::Random;
-use crate::units::{Millis, Moment};
+use crate::simulate::openb::{Qos, Trace, TracePod};
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// How much of a trace is simulated, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,7 +208,7 @@ impl Iterator for JobStream<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::openb::built_in;
+    use crate::simulate::openb::built_in;
 
     #[test]
     fn jobs_come_in_order_and_ask_for_what_their_roles_load_says() {

@@ -1,9 +1,9 @@
 //! The answer "never" against a search: of many pods that were tried, none may reach a class that is said to be unreachable.
 
 use super::*;
-use crate::scheduling::policy::{Class, ExpressionPod, LabelExpression, NamespaceSelector};
-use crate::scheduling::vocabulary::classification::PodTraits;
 use proptest::prelude::*;
+use stowage_scheduling::policy::{Class, ExpressionPod, LabelExpression, NamespaceSelector};
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 fn draft(matches: Match) -> DraftClass {
     DraftClass { class: Class { matches, ..Class::named("x") }, entry: Some(0) }
@@ -49,7 +49,7 @@ fn expression() -> impl Strategy<Value = LabelExpression> {
 }
 
 fn expression_of(key: &'static str) -> impl Strategy<Value = LabelExpression> {
-    use crate::scheduling::policy::LabelOperator::{DoesNotExist, Exists, In, NotIn};
+    use stowage_scheduling::policy::LabelOperator::{DoesNotExist, Exists, In, NotIn};
     let values = proptest::sample::subsequence(vec!["1", "2"], 1..=2);
     (proptest::sample::select(vec![In, NotIn, Exists, DoesNotExist]), values).prop_map(
         move |(operator, values)| {

@@ -2,9 +2,9 @@
 //! ledger believes of the pod is what is checked.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
 use crate::units::{Bytes, Moment};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::memory_fraction::MemoryFraction;
 use std::sync::Arc;
 
 /// A watch's observation of one pod.

@@ -4,9 +4,9 @@
 use super::audited_pod::{AuditedPod, Grant, ReservedShare};
 use super::{GpuConflictKind, Party, PartyRole};
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::units::{Bytes, Moment};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::{Device, Health};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The pods of one node.

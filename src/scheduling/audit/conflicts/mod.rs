@@ -26,8 +26,8 @@ pub use gpu_conflict::{GpuConflict, GpuConflictKind, Party, PartyRole};
 pub use remedy::ConflictVictim;
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::vocabulary::gpu::Device;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::gpu::Device;
 use check::{FoundConflict, NodePods};
 use check_queue::CheckQueue;
 use rustc_hash::FxHashMap;

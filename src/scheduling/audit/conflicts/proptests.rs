@@ -1,12 +1,12 @@
 //! Whatever watches show, in any order: the incremental audit finds what brute force over plain lists finds.
 
 use super::*;
-use crate::scheduling::proptests::sharing;
-use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
+use crate::proptests::sharing;
+use crate::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::units::Bytes;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Health;
+use crate::vocabulary::memory_fraction::MemoryFraction;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

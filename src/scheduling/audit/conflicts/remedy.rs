@@ -17,8 +17,8 @@
 use super::audited_pod::{AuditedPod, Grant, Since};
 use super::{Conflicts, GpuConflictKind, OnNode, StandingConflict};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Bytes, Moment};
+use crate::vocabulary::demand::Sharing;
 use std::collections::BTreeSet;
 
 /// A pod to evict.

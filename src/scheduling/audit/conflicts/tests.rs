@@ -1,11 +1,11 @@
 //! Which conflicts exist, when they count, which pods are evicted, and what a round costs.
 
 use super::*;
-use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::memory_fraction::MemoryFraction;
+use crate::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::units::Bytes;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Health;
+use crate::vocabulary::memory_fraction::MemoryFraction;
 
 const GIB: u64 = 1 << 30;
 

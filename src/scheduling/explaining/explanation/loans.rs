@@ -1,6 +1,6 @@
 //! VRAM that sleeping engines lend, as an explanation says it.
 
-use crate::scheduling::ledger::LoanStage;
+use crate::ledger::LoanStage;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! How long a pod takes to answer, as an explanation says it.
 
-use crate::scheduling::placing::start_model::FactorSource;
+use crate::placing::start_model::FactorSource;
 use crate::units::{Bytes, Millis};
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,9 @@
 //! Sums of the cluster over time: what the page plots of the last hour.
 
 use super::{Fleet, FleetGpu, fleet_gpus};
-use crate::scheduling::ledger::{Ledger, PodPhase};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::ledger::{Ledger, PodPhase};
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::gpu::Health;
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
@@ -133,8 +133,8 @@ impl FleetHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::explaining::testkit::{ExplainedCluster, pod};
-    use crate::scheduling::policy::Policy;
+    use crate::explaining::testkit::{ExplainedCluster, pod};
+    use crate::policy::Policy;
 
     #[test]
     fn sums_are_over_all_gpus_and_kv_caches_over_those_with_pods() {

@@ -2,11 +2,11 @@
 
 use super::history::FleetSums;
 use super::*;
-use crate::scheduling::explaining::testkit::{ExplainedCluster, name, pod};
-use crate::scheduling::policy::Tenant;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::disruption_info::DisruptionInfo;
+use crate::explaining::testkit::{ExplainedCluster, name, pod};
+use crate::policy::Tenant;
 use crate::units::Millis;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::disruption_info::DisruptionInfo;
 
 /// The view, whose sums are those that are made without one.
 fn shown(cluster: &ExplainedCluster, most_pending: usize) -> Fleet {

@@ -1,8 +1,8 @@
 //! Fragmentation of small clusters, computed by hand.
 
 use super::*;
-use crate::scheduling::testkit::{LedgerCluster, demand_of};
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::testkit::{LedgerCluster, demand_of};
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
 
 const GIB: u64 = 1 << 30;
 

@@ -1,13 +1,13 @@
 //! The times are those by which nodes are ranked.
 
 use super::*;
-use crate::scheduling::ledger::StartProgress;
-use crate::scheduling::placing::rank;
-use crate::scheduling::testkit::{LedgerCluster, START, demand_of, gpu_at, key, node, uid};
-use crate::scheduling::verbs::bind::BindAsked;
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::observe::{EngineStartObserved, PodDeleted, ReadingReported};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::ledger::StartProgress;
+use crate::placing::rank;
+use crate::testkit::{LedgerCluster, START, demand_of, gpu_at, key, node, uid};
+use crate::verbs::bind::BindAsked;
+use crate::verbs::binding::BindingWritten;
+use crate::verbs::observe::{EngineStartObserved, PodDeleted, ReadingReported};
+use crate::vocabulary::demand::{Demand, Sharing};
 
 const WEIGHTS: Bytes = Bytes(30_000_000_000);
 

@@ -2,10 +2,10 @@
 
 use super::request::with_devices;
 use super::{GpuCandidate, RemedyChange, best_gpu_candidate, gpu_candidate};
-use crate::scheduling::explaining::facts::Facts;
-use crate::scheduling::explaining::nodes::NodeOutline;
-use crate::scheduling::placing::fit::{Misfit, check_node_admission};
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource, PluginShare};
+use crate::explaining::facts::Facts;
+use crate::explaining::nodes::NodeOutline;
+use crate::placing::fit::{Misfit, check_node_admission};
+use crate::vocabulary::device_plugin::{Ask, PluginResource, PluginShare};
 
 pub fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let Ask::Plugin { resource, count } = &facts.demand().ask else { return Vec::new() };

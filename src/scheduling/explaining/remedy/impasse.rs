@@ -1,9 +1,9 @@
 //! What neither time nor an eviction changes: the pod asks for more than any node has. It is no remedy, and is told beside them.
 
+use crate::explaining::facts::Facts;
 use crate::ids::{GpuModel, NodeName};
-use crate::scheduling::explaining::facts::Facts;
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::units::Bytes;
+use crate::vocabulary::device_plugin::{Ask, PluginResource};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fmt;

@@ -1,19 +1,19 @@
 //! Removes one obstacle at a time, on every node that does not fit, and asks the core again.
 
 use super::{RemedyChange, gpu_candidate, gpu_candidates};
-use crate::scheduling::explaining::facts::{Facts, GpuOccupants, NodeDetails};
-use crate::scheduling::explaining::nodes::NodeOutline;
-use crate::scheduling::explaining::obstacle::{Obstacle, obstacles};
-use crate::scheduling::ledger::OccupantPhase;
-use crate::scheduling::placing::fit::{Misfit, check_node_admission};
-use crate::scheduling::reasons::{LIFTS, Lift, LiftedPlace, Named, lifted_from_gpus, lifted_if};
-use crate::scheduling::verbs::ClusterCopy;
-use crate::scheduling::vocabulary::classification::ClassTerms;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::explaining::facts::{Facts, GpuOccupants, NodeDetails};
+use crate::explaining::nodes::NodeOutline;
+use crate::explaining::obstacle::{Obstacle, obstacles};
+use crate::ledger::OccupantPhase;
+use crate::placing::fit::{Misfit, check_node_admission};
+use crate::reasons::{LIFTS, Lift, LiftedPlace, Named, lifted_from_gpus, lifted_if};
 use crate::units::{Bytes, Millis, Percent};
+use crate::verbs::ClusterCopy;
+use crate::vocabulary::classification::ClassTerms;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness};
 
 /// How many of the nodes that the same change helps are compared to find the nearest.
 const COMPARED: usize = 16;
@@ -174,7 +174,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
-    let is_allowed = crate::scheduling::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
+    let is_allowed = crate::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
     is_allowed.then(|| RemedyChange::FreeVram { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 

@@ -18,20 +18,20 @@ use super::nodes::NodeOutline;
 use super::units::{amount, length, quantity};
 use crate::coded::coded;
 use crate::ids::{NodeName, PodKey};
-use crate::scheduling::ledger::PodEvictionCost;
-use crate::scheduling::ledger::PodPhase;
-use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::placing::fit::is_allowed;
-use crate::scheduling::placing::rank::shortlist;
-use crate::scheduling::reasons::{LIFTS, list};
-use crate::scheduling::verbs::ClusterCopy;
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::Freshness;
+use crate::ledger::PodEvictionCost;
+use crate::ledger::PodPhase;
+use crate::ledger::eviction_allowance::EvictionLimit;
+use crate::placing::fit::fit;
+use crate::placing::fit::is_allowed;
+use crate::placing::rank::shortlist;
+use crate::reasons::{LIFTS, list};
 use crate::units::{Bytes, Millis, Percent};
+use crate::verbs::ClusterCopy;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::node::Node;
+use crate::vocabulary::node_reading::Freshness;
 use sentence::{
     DESCRIBE, add_gpu_text, gate, not_bound, not_free, on_so_many, others, preempt, pressure, requeued,
     start_agent,
@@ -282,11 +282,8 @@ fn gpu_candidates(node: &Node, demand: &Demand, allowance: TenantLimit) -> Optio
 
 /// The best place in the cluster for this demand.
 fn best_gpu_candidate(facts: &Facts, demand: &Demand, allowance: TenantLimit) -> Option<(usize, GpuSet)> {
-    let attempt = crate::scheduling::placing::rank::ScheduleAttempt {
-        allowance,
-        reserved_placement: None,
-        ..facts.attempt(1)
-    };
+    let attempt =
+        crate::placing::rank::ScheduleAttempt { allowance, reserved_placement: None, ..facts.attempt(1) };
     let names: Vec<&str> =
         facts.open_places().map(|place| facts.snapshot.nodes()[place].name.as_str()).collect();
     let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);

@@ -2,15 +2,15 @@
 //! request may belong to another class, so it is reclassified.
 
 use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
-use crate::scheduling::explaining::classification::asked_vram;
-use crate::scheduling::explaining::facts::Facts;
-use crate::scheduling::placing::fit::{check_node_admission, usable};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::explaining::classification::asked_vram;
+use crate::explaining::facts::Facts;
+use crate::placing::fit::{check_node_admission, usable};
+use crate::policy::Policy;
 use crate::units::Bytes;
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::gpu::Gpu;
 use std::cmp::Reverse;
 use std::sync::Arc;
 

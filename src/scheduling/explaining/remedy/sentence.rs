@@ -1,13 +1,13 @@
 //! A remedy as a sentence for users: what to do, where, and with what figures.
 
 use super::{GpuCandidate, PreemptionNeeds, Victim};
+use crate::explaining::explanation::OthersPart;
+use crate::explaining::units::{gpu_list, length};
 use crate::ids::NodeName;
-use crate::scheduling::explaining::explanation::OthersPart;
-use crate::scheduling::explaining::units::{gpu_list, length};
-use crate::scheduling::ledger::PodEvictionCost;
-use crate::scheduling::reasons::list;
-use crate::scheduling::vocabulary::node_reading::Freshness;
+use crate::ledger::PodEvictionCost;
+use crate::reasons::list;
 use crate::units::{Bytes, Millis, Percent, plural};
+use crate::vocabulary::node_reading::Freshness;
 use std::fmt;
 
 impl fmt::Display for GpuCandidate {
@@ -190,7 +190,7 @@ pub(super) fn others(nodes: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::explaining::remedy::RemedyChange;
+    use crate::explaining::remedy::RemedyChange;
 
     #[test]
     fn several_gpus_are_named_and_counted() {

@@ -2,17 +2,17 @@
 
 use super::request::with_priority;
 use super::{GroupRestart, PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
-use crate::scheduling::evicting::{
+use crate::evicting::{
     BudgetRules, PreemptionCandidate, Shortfall, VictimGroup, VictimSet, cheapest_victims,
 };
-use crate::scheduling::explaining::explanation::OthersPart;
-use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
-use crate::scheduling::explaining::nodes::NodeOutline;
-use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
-use crate::scheduling::ledger::{PodState, PotentialVictim};
-use crate::scheduling::placing::fit::{check_node_admission, evictions_could_resolve};
-use crate::scheduling::verbs::ClusterCopy;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::explaining::explanation::OthersPart;
+use crate::explaining::facts::{Facts, NODES_FOR_VICTIMS};
+use crate::explaining::nodes::NodeOutline;
+use crate::ledger::eviction_allowance::EvictionLimit;
+use crate::ledger::{PodState, PotentialVictim};
+use crate::placing::fit::{check_node_admission, evictions_could_resolve};
+use crate::verbs::ClusterCopy;
+use crate::vocabulary::demand::Demand;
 
 /// The highest priority a user's PriorityClass may have; above it are the system's own.
 const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;

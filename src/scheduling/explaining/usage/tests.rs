@@ -1,13 +1,13 @@
 //! What the cluster's usage counts, one figure at a time.
 
 use super::*;
-use crate::scheduling::explaining::fleet::Fleet;
-use crate::scheduling::explaining::fleet::history::FleetSums;
-use crate::scheduling::policy::{Policy, Tenant};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, in_namespace};
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::explaining::fleet::Fleet;
+use crate::explaining::fleet::history::FleetSums;
+use crate::policy::{Policy, Tenant};
+use crate::testkit::{LedgerCluster, demand_of, in_namespace};
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -55,8 +55,8 @@ fn each_class_and_tenant_has_what_its_pods_have() {
 
 #[test]
 fn a_reservation_ages_until_it_ends_and_counts_as_allocated() {
-    use crate::scheduling::testkit::{gpu_at, node, uid};
-    use crate::scheduling::vocabulary::placement::Reservation;
+    use crate::testkit::{gpu_at, node, uid};
+    use crate::vocabulary::placement::Reservation;
     let mut cluster = LedgerCluster::by(tenants(), &[("a", 1)]);
     cluster.wait("p", demand(30, "chat", 0));
     let reservation = Reservation {
@@ -77,7 +77,7 @@ fn a_reservation_ages_until_it_ends_and_counts_as_allocated() {
 
 #[test]
 fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_gate() {
-    use crate::scheduling::testkit::uid;
+    use crate::testkit::uid;
     let mut cluster = LedgerCluster::by(tenants(), &[("a", 1)]);
     cluster.wait("p", demand(30, "chat", 0));
     cluster.gated("q", demand(30, "chat", 0));

@@ -1,12 +1,10 @@
 //! What claims and their volumes ask of a node, and what is not supported.
 
-use crate::scheduling::kube_filters::requirements::{NodeFootprint, Requirements};
-use crate::scheduling::kube_filters::volumes::*;
-use crate::scheduling::kube_filters::{
-    Amounts, AssumedNodeChange, ClusterFilters, FilterReason, FilterVerdict,
-};
-use crate::scheduling::testkit::{node, uid};
-use crate::scheduling::vocabulary::label_selector::Requirement;
+use crate::kube_filters::requirements::{NodeFootprint, Requirements};
+use crate::kube_filters::volumes::*;
+use crate::kube_filters::{Amounts, AssumedNodeChange, ClusterFilters, FilterReason, FilterVerdict};
+use crate::testkit::{node, uid};
+use crate::vocabulary::label_selector::Requirement;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 

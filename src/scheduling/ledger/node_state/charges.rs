@@ -6,19 +6,19 @@
 use super::NodeState;
 use super::lending::may_borrow;
 use crate::ids::{ModelId, PodUid};
-use crate::scheduling::ledger::pod_state::{PodPhase, PodState};
-use crate::scheduling::ledger::pod_states::PodStates;
-use crate::scheduling::ledger::tenant_usage::{BoundPodOfTenant, TenantsOnNode};
-use crate::scheduling::placing::fit::{usable, used_on};
-use crate::scheduling::policy::{Policy, SleepingRule};
-use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare};
-use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
-use crate::scheduling::vocabulary::gpu_wish::GpuTraits;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::pod_state::{PodPhase, PodState};
+use crate::ledger::pod_states::PodStates;
+use crate::ledger::tenant_usage::{BoundPodOfTenant, TenantsOnNode};
+use crate::placing::fit::{usable, used_on};
+use crate::policy::{Policy, SleepingRule};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use crate::vocabulary::classification::{ClassId, TenantId};
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare};
+use crate::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
+use crate::vocabulary::gpu_wish::GpuTraits;
+use crate::vocabulary::placement::Reservation;
 use std::collections::BTreeMap;
 
 /// What the pods of a node take, as the last change of a pod or a device left it.
@@ -39,7 +39,7 @@ pub(super) struct NodeCharges {
 
 /// What one placed pod takes, and where.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::scheduling::ledger) struct PodCharge {
+pub(in crate::ledger) struct PodCharge {
     pub gpus: GpuSet,
     /// False if it is unknown on which GPUs it really is, so that all of them are charged. Where a device plugin picks them,
     /// that need not be known: it is charged on none.
@@ -48,7 +48,7 @@ pub(in crate::scheduling::ledger) struct PodCharge {
 
 /// What is read of a charged pod when a report comes in, or when a preemptor looks for victims.
 #[derive(Debug, Clone)]
-pub(in crate::scheduling) struct ResidentPod {
+pub(crate) struct ResidentPod {
     pub uid: PodUid,
     pub gpus: GpuSet,
     /// Whether it is known on which GPUs it is.
@@ -89,7 +89,7 @@ impl NodeCharges {
 
 impl NodeState {
     /// Where `pod_state` counts on this node, if it is here. For a GPU that is lost nothing else is charged.
-    pub(in crate::scheduling::ledger) fn charge_of(&self, pod_state: &PodState) -> Option<PodCharge> {
+    pub(in crate::ledger) fn charge_of(&self, pod_state: &PodState) -> Option<PodCharge> {
         if pod_state.node() != Some(&self.view.name) {
             return None;
         }
@@ -102,11 +102,7 @@ impl NodeState {
     }
 
     /// Adds up again what pods take, after any change of a pod or a device here. Answers what tenants used before.
-    pub(in crate::scheduling::ledger) fn recount(
-        &mut self,
-        pod_states: &PodStates,
-        policy: &Policy,
-    ) -> TenantsOnNode {
+    pub(in crate::ledger) fn recount(&mut self, pod_states: &PodStates, policy: &Policy) -> TenantsOnNode {
         self.charges.reserved = self.reserved(pod_states, policy, None);
         self.charges.residents =
             self.pods.iter().filter_map(|uid| self.resident(uid, &pod_states[uid], policy)).collect();
@@ -120,12 +116,12 @@ impl NodeState {
     }
 
     /// Pods that are charged here, in order of UID.
-    pub(in crate::scheduling) fn residents(&self) -> &[ResidentPod] {
+    pub(crate) fn residents(&self) -> &[ResidentPod] {
         &self.charges.residents
     }
 
     /// Whether the pod is on the node.
-    pub(in crate::scheduling) fn has_resident(&self, uid: &PodUid) -> bool {
+    pub(crate) fn has_resident(&self, uid: &PodUid) -> bool {
         self.resident_of(uid).is_some()
     }
 
@@ -135,7 +131,7 @@ impl NodeState {
     }
 
     /// Pods that are assumed or have a reservation here and are not bound yet, in order of UID.
-    pub(in crate::scheduling::ledger) fn coming(&self) -> &[PodUid] {
+    pub(in crate::ledger) fn coming(&self) -> &[PodUid] {
         &self.charges.coming
     }
 
@@ -145,17 +141,17 @@ impl NodeState {
     }
 
     /// What tenants use here.
-    pub(in crate::scheduling::ledger) fn tenants(&self) -> &TenantsOnNode {
+    pub(in crate::ledger) fn tenants(&self) -> &TenantsOnNode {
         &self.charges.tenants
     }
 
     /// VRAM that pods that are bound or assumed here ask for, as the node's sum would show it.
-    pub(in crate::scheduling::ledger) fn asked_for(&self) -> Bytes {
+    pub(in crate::ledger) fn asked_for(&self) -> Bytes {
         self.charges.asked_for
     }
 
     /// What it adds to sums over nodes is not in them any more.
-    pub(in crate::scheduling::ledger) fn forget_sums(&mut self) {
+    pub(in crate::ledger) fn forget_sums(&mut self) {
         self.charges.tenants = TenantsOnNode::default();
         self.forget_counted();
     }
@@ -170,7 +166,7 @@ impl NodeState {
     }
 
     /// What is left of each GPU if the pod had nothing here.
-    pub(in crate::scheduling::ledger) fn gpus_without(
+    pub(in crate::ledger) fn gpus_without(
         &self,
         except: &PodUid,
         pod_states: &PodStates,
@@ -208,7 +204,7 @@ impl NodeState {
     }
 
     /// Which pods but `except` exclude classes from which GPUs.
-    pub(in crate::scheduling::ledger) fn class_exclusions(
+    pub(in crate::ledger) fn class_exclusions(
         &self,
         except: &PodUid,
         pod_states: &PodStates,
@@ -251,7 +247,7 @@ impl NodeState {
     }
 
     /// What a pod takes or has reserved of this node; `None` if it is not here.
-    pub(in crate::scheduling) fn use_of(&self, pod_state: &PodState) -> Option<TenantUsage> {
+    pub(crate) fn use_of(&self, pod_state: &PodState) -> Option<TenantUsage> {
         let demand = &pod_state.demand;
         let gpus = match self.charge_of(pod_state) {
             Some(charge) if charge.placed => charge.gpus,
@@ -267,12 +263,12 @@ impl NodeState {
     }
 
     /// What a pod takes of this node that is placed on these GPUs.
-    pub(in crate::scheduling) fn use_on(&self, pod_state: &PodState, gpus: GpuSet) -> TenantUsage {
+    pub(crate) fn use_on(&self, pod_state: &PodState, gpus: GpuSet) -> TenantUsage {
         used_on(&self.charges.reserved, &pod_state.demand, gpus)
     }
 
     /// The most that a demand may use here, on any of the GPUs.
-    pub(in crate::scheduling) fn most_used_by(&self, demand: &Demand) -> TenantUsage {
+    pub(crate) fn most_used_by(&self, demand: &Demand) -> TenantUsage {
         if demand.asks_plugin() {
             return used_on(&self.charges.reserved, demand, GpuSet::EMPTY);
         }
@@ -318,11 +314,7 @@ impl NodeState {
 
     /// What the pod's disruption depends on has changed, and nothing that it takes. Answers whether it begins to leave, or stays
     /// after all: an engine that leaves lends nothing more, and serves no other pod.
-    pub(in crate::scheduling::ledger) fn note_disruption_info(
-        &mut self,
-        uid: &PodUid,
-        pod_state: &PodState,
-    ) -> bool {
+    pub(in crate::ledger) fn note_disruption_info(&mut self, uid: &PodUid, pod_state: &PodState) -> bool {
         if let Some(bound) = pod_state.bound() {
             self.charges.tenants.note_running_since(uid, bound.started);
         }

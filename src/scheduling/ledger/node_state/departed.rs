@@ -4,11 +4,11 @@
 use super::NodeState;
 use super::unaccounted_vram::observation;
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::ledger::pod_state::PodState;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::ledger::pod_state::PodState;
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::node_reading::{Freshness, NodeReading};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -34,12 +34,7 @@ const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
 impl NodeState {
     /// A pod has ended here. Where no agent has ever reported, none will say that its memory is free: then its end has to do.
-    pub(in crate::scheduling::ledger) fn note_departed(
-        &mut self,
-        uid: &PodUid,
-        pod_state: &PodState,
-        at: Moment,
-    ) {
+    pub(in crate::ledger) fn note_departed(&mut self, uid: &PodUid, pod_state: &PodState, at: Moment) {
         if self.freshness != Freshness::Unreported {
             let devices = pod_state.devices().cloned().unwrap_or_default();
             let (borrowed, had) =
@@ -53,7 +48,7 @@ impl NodeState {
     }
 
     /// A pod ended here before this ledger began, unless its end is known. If there is an agent, it will report soon.
-    pub(in crate::scheduling::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
+    pub(in crate::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
         if !self.departed.iter().any(|departed| departed.uid == *uid) {
             let (uid, granted) = (uid.clone(), Bytes::ZERO);
             self.add_departed(DepartedPod {
@@ -88,7 +83,7 @@ impl NodeState {
 
     /// Pods that have ended here since then, and whose memory a fresh reading still shows: on which GPUs, and how much they keep of
     /// each of them at least. Those that borrowed are left out: what they used was granted to others.
-    pub(in crate::scheduling::ledger) fn lingering(
+    pub(in crate::ledger) fn lingering(
         &self,
         since: Moment,
     ) -> impl Iterator<Item = (&PodUid, GpuSet, Bytes)> {
@@ -118,7 +113,7 @@ impl NodeState {
 
     /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
     /// there still.
-    pub(in crate::scheduling::ledger) fn may_have_memory(&self, uid: &PodUid, now: Moment) -> bool {
+    pub(in crate::ledger) fn may_have_memory(&self, uid: &PodUid, now: Moment) -> bool {
         let is_seen = || self.believed_reading().is_some_and(|reading| reading.shows(uid));
         let awaits_a_reading =
             |at: Moment| self.freshness != Freshness::Unreported || now < at + FIRST_REPORT_WITHIN;

@@ -2,11 +2,11 @@
 
 use super::NodeState;
 use crate::ids::GpuUuid;
-use crate::scheduling::ledger::pod_states::PodStates;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::MAX_GPUS;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::ledger::pod_states::PodStates;
+use crate::policy::Policy;
 use crate::units::{Millis, Moment};
+use crate::vocabulary::demand::MAX_GPUS;
+use crate::vocabulary::gpu::{Device, GpuSet, Health};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl GainLimit {
 
 /// What follows from a report of devices.
 #[derive(Debug, Default)]
-pub(in crate::scheduling::ledger) struct DeviceReport {
+pub(in crate::ledger) struct DeviceReport {
     /// The devices that count; `None` if nothing has changed.
     pub devices: Option<Vec<Device>>,
     /// How many devices gain something only with a later report.
@@ -54,7 +54,7 @@ fn card(device: &Device) -> &GpuUuid {
 impl NodeState {
     /// The agent lists these devices. Answers those to keep, and how many gains wait; refused with how many devices there would
     /// be, if they are more than [`MAX_GPUS`].
-    pub(in crate::scheduling::ledger) fn take_report(
+    pub(in crate::ledger) fn take_report(
         &mut self,
         reported: &Arc<[Device]>,
         now: Moment,
@@ -81,11 +81,11 @@ impl NodeState {
     }
 
     /// Whether a report has listed all devices that the machine has.
-    pub(in crate::scheduling::ledger) fn lists_all_devices(&self) -> bool {
+    pub(in crate::ledger) fn lists_all_devices(&self) -> bool {
         self.lists_all_devices
     }
 
-    pub(in crate::scheduling::ledger) fn note_all_devices_listed(&mut self) {
+    pub(in crate::ledger) fn note_all_devices_listed(&mut self) {
         self.lists_all_devices = true;
     }
 
@@ -113,12 +113,12 @@ impl NodeState {
     }
 
     /// Whether any pod is charged on a device that is known by its UUID.
-    pub(in crate::scheduling::ledger) fn has_charged_devices(&self, pod_states: &PodStates) -> bool {
+    pub(in crate::ledger) fn has_charged_devices(&self, pod_states: &PodStates) -> bool {
         !self.merge_devices(Vec::new(), pod_states).is_empty()
     }
 
     /// The list of devices once these were reported, if that is another than the one known.
-    pub(in crate::scheduling::ledger) fn other_devices(
+    pub(in crate::ledger) fn other_devices(
         &self,
         reported: Vec<Device>,
         pod_states: &PodStates,
@@ -127,13 +127,13 @@ impl NodeState {
         (devices != self.devices).then_some(devices)
     }
 
-    pub(in crate::scheduling::ledger) fn set_devices(&mut self, devices: Arc<[Device]>, policy: &Policy) {
+    pub(in crate::ledger) fn set_devices(&mut self, devices: Arc<[Device]>, policy: &Policy) {
         self.devices = devices;
         self.note_warnings(policy);
     }
 
     /// Another machine bears the name now: nothing is known of its devices.
-    pub(in crate::scheduling::ledger) fn forget_machine(&mut self) {
+    pub(in crate::ledger) fn forget_machine(&mut self) {
         self.departed.clear();
         (self.reported, self.lists_all_devices) = (false, false);
         self.forget_starts();
@@ -192,10 +192,10 @@ fn without_gains(known: &[Device], reported: Vec<Device>) -> Vec<Device> {
 mod tests {
     use super::*;
     use crate::ids::NodeName;
-    use crate::scheduling::ledger::Ledger;
-    use crate::scheduling::testkit::whole_gpu;
-    use crate::scheduling::vocabulary::node::NodeKind;
+    use crate::ledger::Ledger;
+    use crate::testkit::whole_gpu;
     use crate::units::Bytes;
+    use crate::vocabulary::node::NodeKind;
 
     fn name() -> NodeName {
         NodeName::parse("n").unwrap()

@@ -30,9 +30,9 @@ pub use wakes::WakeStatus;
 use super::unaccounted_vram::observation;
 use super::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::policy::LendingRules;
-use crate::scheduling::vocabulary::node_reading::{NodeReading, SleepState};
+use crate::policy::LendingRules;
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::node_reading::{NodeReading, SleepState};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -231,27 +231,27 @@ impl NodeState {
     }
 
     /// The pods here whose engines sleep and lend, or may come to, and whether each is recalled.
-    pub(in crate::scheduling) fn sleeping_lenders(&self) -> impl Iterator<Item = (&PodUid, bool)> {
+    pub(crate) fn sleeping_lenders(&self) -> impl Iterator<Item = (&PodUid, bool)> {
         let sleeping = self.lending.lenders.iter();
         let sleeping = sleeping.filter(|(_, lender)| lender.sleep.is_some() || lender.is_recalled);
         sleeping.map(|(uid, lender)| (uid, lender.is_recalled))
     }
 
-    pub(in crate::scheduling::ledger) fn has_sleeping_lenders(&self) -> bool {
+    pub(in crate::ledger) fn has_sleeping_lenders(&self) -> bool {
         self.sleeping_lenders().next().is_some()
     }
 
-    pub(in crate::scheduling) fn is_recalled(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is_recalled(&self, uid: &PodUid) -> bool {
         self.lending.lenders.get(uid).is_some_and(|lender| lender.is_recalled)
     }
 
     /// Whether anything here borrows, or waits for an answer to its request.
-    pub(in crate::scheduling::ledger) fn has_loans(&self) -> bool {
+    pub(in crate::ledger) fn has_loans(&self) -> bool {
         self.residents().iter().any(|resident| resident.borrows || resident.is_unanswered)
     }
 
     /// Engines that have woken over VRAM that they had lent, since this was last asked.
-    pub(in crate::scheduling::ledger) fn take_woken_over_loans(&mut self) -> Vec<PodUid> {
+    pub(in crate::ledger) fn take_woken_over_loans(&mut self) -> Vec<PodUid> {
         std::mem::take(&mut self.lending.woken_over_loans)
     }
 

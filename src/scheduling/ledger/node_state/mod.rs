@@ -18,28 +18,28 @@ mod node_starts;
 mod reusable_engines;
 mod unaccounted_vram;
 
-pub(in crate::scheduling) use charges::ResidentPod;
+pub(crate) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
 pub use lending::{LoanStage, PodLoan, WakeStatus};
 
 use super::pod_states::PodStates;
 use super::start_samples::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::placing::fit::{check_node_admission, exclusion};
-use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{Demand, HostResources};
-use crate::scheduling::vocabulary::device_plugin::PluginDevices;
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
-use crate::scheduling::vocabulary::image::NodeImageSet;
-use crate::scheduling::vocabulary::model_tier::NodeModelSet;
-use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
-use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
-use crate::scheduling::vocabulary::node_signs::{NodeSigns, NodeWarning};
-use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
-use crate::scheduling::vocabulary::spare::SpareCounts;
-use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
+use crate::placing::fit::{check_node_admission, exclusion};
+use crate::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::units::{Bytes, Moment};
+use crate::vocabulary::cluster_share::TenantUsage;
+use crate::vocabulary::demand::{Demand, HostResources};
+use crate::vocabulary::device_plugin::PluginDevices;
+use crate::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
+use crate::vocabulary::image::NodeImageSet;
+use crate::vocabulary::model_tier::NodeModelSet;
+use crate::vocabulary::node::{Node, NodeIdentity, NodeKind};
+use crate::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::vocabulary::node_signs::{NodeSigns, NodeWarning};
+use crate::vocabulary::smoothed_load::SmoothedLoad;
+use crate::vocabulary::spare::SpareCounts;
+use crate::vocabulary::start_time::{StartFactors, StartKind};
 use charges::NodeCharges;
 use departed::DepartedPod;
 use device_list::GainLimit;
@@ -51,7 +51,7 @@ use std::sync::Arc;
 use unaccounted_vram::UnaccountedVram;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(in crate::scheduling) struct NodeState {
+pub(crate) struct NodeState {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     exists: bool,
     /// What hands its GPUs out, as the node shows it.
@@ -116,7 +116,7 @@ pub(in crate::scheduling) struct NodeState {
 
 /// What a node adds to the sums over all nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::scheduling) struct CountedNode {
+pub(crate) struct CountedNode {
     /// Its free GPUs, for the rules of `planning.spare`.
     pub spare: SpareCounts,
     /// What it has.
@@ -158,12 +158,12 @@ impl NodeState {
         }
     }
 
-    pub(in crate::scheduling) fn exists(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.exists
     }
 
     /// The node as decisions see it.
-    pub(in crate::scheduling) fn view(&self) -> &Node {
+    pub(crate) fn view(&self) -> &Node {
         &self.view
     }
 
@@ -172,7 +172,7 @@ impl NodeState {
     }
 
     /// All pods with a placement, a reservation or a soft reservation here, in order of UID.
-    pub(in crate::scheduling) fn pods(&self) -> &BTreeSet<PodUid> {
+    pub(crate) fn pods(&self) -> &BTreeSet<PodUid> {
         &self.pods
     }
 
@@ -186,7 +186,7 @@ impl NodeState {
     }
 
     /// The latest reading, as long as it may be believed.
-    pub(in crate::scheduling) fn believed_reading(&self) -> Option<&NodeReading> {
+    pub(crate) fn believed_reading(&self) -> Option<&NodeReading> {
         let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
         self.reading.as_deref().filter(|_| is_believed)
     }
@@ -221,7 +221,7 @@ impl NodeState {
 
     /// Whether it makes sense to evict pods from the node for such a demand. Where an agent has fallen silent nothing shows that
     /// their memory is free, and the reservation would expire.
-    pub(in crate::scheduling) fn can_be_emptied_for(&self, demand: &Demand) -> bool {
+    pub(crate) fn can_be_emptied_for(&self, demand: &Demand) -> bool {
         self.exists
             && self.freshness != Freshness::Expired
             && check_node_admission(&self.view, demand).is_ok()

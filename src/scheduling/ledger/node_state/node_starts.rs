@@ -3,8 +3,8 @@
 
 use super::super::start_samples::{StartSample, StartSamples};
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::vocabulary::start_time::{NodeStartFactors, StartFactors, StartKind};
 use crate::units::{Millis, Moment};
+use crate::vocabulary::start_time::{NodeStartFactors, StartFactors, StartKind};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const COUNTS_FOR: Millis = Millis::seconds(3600);
 const LEAST_HELD: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::scheduling) struct NodeStarts {
+pub(crate) struct NodeStarts {
     /// The latest observed last.
     samples: Vec<(StartKind, StartSamples)>,
     factors: NodeStartFactors,
@@ -29,7 +29,7 @@ pub(in crate::scheduling) struct NodeStarts {
 }
 
 /// A tenant by its name, or a namespace without one: whose starts count together.
-pub(in crate::scheduling) type Starter<'a> = (bool, &'a str);
+pub(crate) type Starter<'a> = (bool, &'a str);
 
 /// For how long a pod's engine has kept others from starting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,12 +44,12 @@ struct PastStart {
 }
 
 impl NodeStarts {
-    pub(in crate::scheduling) fn factors(&self) -> &NodeStartFactors {
+    pub(crate) fn factors(&self) -> &NodeStartFactors {
         &self.factors
     }
 
     /// An engine has started here; `known` is what the cluster knows of that kind.
-    pub(in crate::scheduling) fn learn(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
+    pub(crate) fn learn(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
         let place = self.samples.iter().position(|(of, _)| *of == kind);
         let (_, mut samples) =
             place.map(|place| self.samples.remove(place)).unwrap_or((kind, StartSamples::default()));
@@ -67,7 +67,7 @@ impl NodeStarts {
     }
 
     /// The pod's engine has kept others from starting on these GPUs for so long.
-    pub(in crate::scheduling) fn note_past(
+    pub(crate) fn note_past(
         &mut self,
         uid: &PodUid,
         (is_tenant, name): Starter<'_>,
@@ -81,23 +81,18 @@ impl NodeStarts {
     }
 
     /// Whether the pod's engine counts as one that did not become ready.
-    pub(in crate::scheduling) fn has_failed(&self, uid: &PodUid) -> bool {
+    pub(crate) fn has_failed(&self, uid: &PodUid) -> bool {
         self.past.iter().any(|past| past.uid == *uid && !past.is_ready)
     }
 
     /// It has become ready after all.
-    pub(in crate::scheduling) fn note_ready(&mut self, uid: &PodUid) {
+    pub(crate) fn note_ready(&mut self, uid: &PodUid) {
         self.past.iter_mut().filter(|past| past.uid == *uid).for_each(|past| past.is_ready = true);
     }
 
     /// For how long engines of the starter have kept others from one of these GPUs, or from any if none is named: those that did
     /// not become ready, and all.
-    pub(in crate::scheduling) fn held(
-        &self,
-        starter: Starter<'_>,
-        gpus: &[GpuUuid],
-        now: Moment,
-    ) -> (Millis, Millis) {
+    pub(crate) fn held(&self, starter: Starter<'_>, gpus: &[GpuUuid], now: Moment) -> (Millis, Millis) {
         let is_its = |past: &&PastStart| {
             (past.is_tenant, &*past.name) == starter && now.since(past.ended) < COUNTS_FOR
         };

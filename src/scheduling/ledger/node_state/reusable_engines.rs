@@ -3,16 +3,16 @@
 
 use super::NodeState;
 use crate::ids::PodUid;
-use crate::scheduling::ledger::pod_states::PodStates;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, ReusableEngine};
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::ledger::pod_states::PodStates;
+use crate::policy::Policy;
+use crate::vocabulary::engine_model::{EngineModelState, EngineReading, ReusableEngine};
+use crate::vocabulary::gpu::GpuSet;
 use std::sync::Arc;
 
 impl NodeState {
     /// The engines that are left for new pods, in order of their pods' UIDs, as if `except` had nothing here. A node without an
     /// engine that sleeps and is open to others costs a look at its engines.
-    pub(in crate::scheduling::ledger) fn reusable_engines(
+    pub(in crate::ledger) fn reusable_engines(
         &self,
         pods: &PodStates,
         policy: &Policy,

@@ -5,12 +5,12 @@
 
 use super::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::policy::{Policy, TelemetryRules};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading, UnreadPod};
-use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::policy::{Policy, TelemetryRules};
 use crate::units::{Bytes, Moment};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::node_reading::{Freshness, GpuReading, NodeReading, UnreadPod};
+use crate::vocabulary::smoothed_load::SmoothedLoad;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl NodeState {
     }
 
     /// When it will be believed less than now.
-    pub(in crate::scheduling::ledger) fn ages_at(&self, rules: &TelemetryRules) -> Option<Moment> {
+    pub(in crate::ledger) fn ages_at(&self, rules: &TelemetryRules) -> Option<Moment> {
         let sampled = self.reading.as_ref()?.sampled;
         match self.freshness {
             Freshness::Fresh => Some(sampled + rules.fresh),
@@ -54,7 +54,7 @@ impl NodeState {
     }
 
     /// Forgets the reading. Answers when it would have aged.
-    pub(in crate::scheduling::ledger) fn forget_reading(&mut self, rules: &TelemetryRules) -> Option<Moment> {
+    pub(in crate::ledger) fn forget_reading(&mut self, rules: &TelemetryRules) -> Option<Moment> {
         let due = self.ages_at(rules);
         self.reading = None;
         self.freshness = Freshness::Unreported;
@@ -105,12 +105,7 @@ impl NodeState {
     }
 
     /// What a pod's processes have beyond its grant on each of these GPUs, at least.
-    pub(in crate::scheduling::ledger) fn used_beyond_grant(
-        &self,
-        uid: &PodUid,
-        per_gpu: Bytes,
-        gpus: GpuSet,
-    ) -> Bytes {
+    pub(in crate::ledger) fn used_beyond_grant(&self, uid: &PodUid, per_gpu: Bytes, gpus: GpuSet) -> Bytes {
         let Some(reading) = self.believed_reading() else { return Bytes::ZERO };
         let on = |place: usize| {
             let observation = observation(reading, place, &self.devices[place].uuid)?;
@@ -121,7 +116,7 @@ impl NodeState {
 
     /// VRAM of a GPU that a believed reading shows with pods to which nothing is allocated on the node: they have ended, most
     /// often.
-    pub(in crate::scheduling::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
+    pub(in crate::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
         let reading = self.believed_reading();
         let observation = reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));
         let attributed = observation.into_iter().flat_map(|observation| &observation.attributed);
@@ -135,11 +130,7 @@ impl NodeState {
     }
 
     /// How busy the engines on a GPU are, over its readings.
-    pub(in crate::scheduling::ledger) fn smoothed_load(
-        &self,
-        uuid: &GpuUuid,
-        place: usize,
-    ) -> Option<&SmoothedLoad> {
+    pub(in crate::ledger) fn smoothed_load(&self, uuid: &GpuUuid, place: usize) -> Option<&SmoothedLoad> {
         near(&self.engine_loads, place, |(known, _)| known == uuid).map(|(_, load)| load)
     }
 
@@ -151,7 +142,7 @@ impl NodeState {
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
-    pub(in crate::scheduling::ledger) fn read(
+    pub(in crate::ledger) fn read(
         &mut self,
         mut reading: Arc<NodeReading>,
         policy: &Policy,
@@ -205,7 +196,7 @@ impl NodeState {
     }
 
     /// Gives a reading the names that are known here already.
-    pub(in crate::scheduling::ledger) fn rename(&self, reading: &mut NodeReading) {
+    pub(in crate::ledger) fn rename(&self, reading: &mut NodeReading) {
         for (place, gpu) in reading.gpus.iter_mut().enumerate() {
             if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
                 gpu.uuid = device.uuid.clone();

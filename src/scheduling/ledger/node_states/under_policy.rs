@@ -7,18 +7,14 @@ use super::super::set_policy::PolicyChange;
 use super::super::tenant_usage::TenantsOnNode;
 use super::{NodeStates, note};
 use crate::ids::NodeName;
-use crate::scheduling::policy::Policy;
+use crate::policy::Policy;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl NodeStates {
     /// All nodes under another policy, with sums and a snapshot of their own. Their generations stay: what is remembered of a
     /// node is remembered with the policy's version, too.
-    pub(in crate::scheduling::ledger) fn under_policy(
-        &self,
-        change: &PolicyChange<'_>,
-        pods: &PodStates,
-    ) -> Self {
+    pub(in crate::ledger) fn under_policy(&self, change: &PolicyChange<'_>, pods: &PodStates) -> Self {
         let publication = Publication::at(self.publication.generation(), self.publication.epoch());
         let mut changed = Self { nodes: self.nodes.clone(), publication, ..Self::default() };
         let names: Vec<NodeName> = changed.nodes.iter().map(|(name, _)| name.clone()).collect();
@@ -27,7 +23,7 @@ impl NodeStates {
     }
 
     /// Brings some nodes under a policy by which the readings of all age as before. Their generations stay, too.
-    pub(in crate::scheduling::ledger) fn bring_some_under_policy(
+    pub(in crate::ledger) fn bring_some_under_policy(
         &mut self,
         names: &BTreeSet<NodeName>,
         change: &PolicyChange<'_>,
@@ -42,7 +38,7 @@ impl NodeStates {
 
     /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy
     /// are brought under the policy now. Answers what was here.
-    pub(in crate::scheduling::ledger) fn take_changed(
+    pub(in crate::ledger) fn take_changed(
         &mut self,
         earlier: &Self,
         mut changed: Self,

@@ -1,16 +1,16 @@
 //! Pods over their grants: when their owners are told, when they are evicted, and what an agent cannot bring about.
 
 use super::*;
-use crate::scheduling::policy::{Class, EvictionRates, Policy, Protection};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, node, uid};
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::{PodDeleted, ReadingReported};
-use crate::scheduling::verbs::tick::{PolicySet, TakeOveruse};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::policy::{Class, EvictionRates, Policy, Protection};
+use crate::testkit::{LedgerCluster, demand_of, node, uid};
+use crate::verbs::Cluster;
+use crate::verbs::observe::{PodDeleted, ReadingReported};
+use crate::verbs::tick::{PolicySet, TakeOveruse};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, Replacement,
 };
-use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::vocabulary::node_reading::NodeReading;
 
 fn evicting() -> Policy {
     let mut policy = Policy::default();

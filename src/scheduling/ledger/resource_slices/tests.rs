@@ -1,15 +1,15 @@
 //! Which nodes slices publish, case by case and, in any order of changes, against an oracle that looks at all slices again.
 
 use super::*;
-use crate::scheduling::ledger::{AssumeConflict, AssumeResult};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu, gpu_at, h100, node, uid, whole_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::label_selector::Requirement;
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::ledger::{AssumeConflict, AssumeResult};
+use crate::placing::fit::Misfit;
+use crate::policy::Policy;
+use crate::testkit::{LedgerCluster, demand_of, gpu, gpu_at, h100, node, uid, whole_gpu};
 use crate::units::Bytes;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::label_selector::Requirement;
+use crate::vocabulary::node::NodeKind;
 use proptest::prelude::*;
 
 thread_local! {
@@ -167,7 +167,7 @@ fn a_node_whose_slices_are_gone_stays_the_drivers_until_pods_with_claims_are_gon
 fn a_reservation_on_a_node_that_is_published_ends() {
     let mut ledger = two_nodes();
     ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
-    let reservation = crate::scheduling::vocabulary::placement::Reservation {
+    let reservation = crate::vocabulary::placement::Reservation {
         node: node("a"),
         devices: Arc::from([gpu_at("a", 0)]),
         victims: Arc::from([]),
@@ -348,7 +348,7 @@ proptest! {
                 Step::Release(pod) => drop(ledger.release(&uid(&pod.to_string()))),
                 Step::Reload => {
                     let stored = serde_json::to_string(&ledger.export()).unwrap();
-                    *ledger = crate::scheduling::verbs::Cluster::load(serde_json::from_str(&stored).unwrap()).unwrap();
+                    *ledger = crate::verbs::Cluster::load(serde_json::from_str(&stored).unwrap()).unwrap();
                 }
             }
             for (name, node_state) in ledger.node_states.iter() {

@@ -2,20 +2,20 @@
 //! what pods hold, and knows nothing of how the ledger counts them.
 
 use super::*;
+use crate::audit::ledger::audit;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::kube_filters::node::Taint;
-use crate::scheduling::kube_filters::{Amounts, FilterNode};
-use crate::scheduling::ledger::{AssumeConflict, AssumeResult};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::planning::PlanStep;
-use crate::scheduling::policy::{Policy, Pool};
-use crate::scheduling::testkit::numbered::{node_name, uid};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, steps, unit_gpu};
-use crate::scheduling::verbs::observe::{DevicesReported, NodeDeleted, NodeObserved};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::kube_filters::node::Taint;
+use crate::kube_filters::{Amounts, FilterNode};
+use crate::ledger::{AssumeConflict, AssumeResult};
+use crate::placing::fit::Misfit;
+use crate::planning::PlanStep;
+use crate::policy::{Policy, Pool};
+use crate::testkit::numbered::{node_name, uid};
+use crate::testkit::{LedgerCluster, demand_of, steps, unit_gpu};
+use crate::verbs::observe::{DevicesReported, NodeDeleted, NodeObserved};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::{Device, Health};
+use crate::vocabulary::node::NodeKind;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! What a tenant whose engines never become ready keeps from others of a GPU, whatever it does with its pods.
 
-use crate::scheduling::explaining::explanation::PodStage;
-use crate::scheduling::explaining::{ShownNodes, explain};
-use crate::scheduling::ledger::ObservedPhase;
-use crate::scheduling::policy::{Class, Policy, StartGate, Tenant};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodHealth};
+use crate::explaining::explanation::PodStage;
+use crate::explaining::{ShownNodes, explain};
+use crate::ledger::ObservedPhase;
+use crate::policy::{Class, Policy, StartGate, Tenant};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
 use crate::units::Millis;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodHealth};
 use std::sync::Arc;
 
 /// The default policy's `startGate.max`, and the hour in which it counts.

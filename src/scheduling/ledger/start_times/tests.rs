@@ -1,19 +1,19 @@
 //! Starts that are timed, and what is learned from them: few or absurd ones, policies and nodes that change, tenants that flood.
 
 use super::*;
-use crate::scheduling::ledger::{ObservedPhase, PodPhase};
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::bind::BindAsked;
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::observe::{EngineStartObserved, NodeDeleted, NodeImagesObserved, PodDeleted};
-use crate::scheduling::verbs::tick::PolicySet;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::image::{ImageId, MAX_NODE_IMAGES};
-use crate::scheduling::vocabulary::start_time::{LoadPath, TimeFactor};
+use crate::ledger::{ObservedPhase, PodPhase};
+use crate::placing::score_cache::ScoreCache;
+use crate::policy::Policy;
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
 use crate::units::Bytes;
+use crate::verbs::Cluster;
+use crate::verbs::bind::BindAsked;
+use crate::verbs::binding::BindingWritten;
+use crate::verbs::observe::{EngineStartObserved, NodeDeleted, NodeImagesObserved, PodDeleted};
+use crate::verbs::tick::PolicySet;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::image::{ImageId, MAX_NODE_IMAGES};
+use crate::vocabulary::start_time::{LoadPath, TimeFactor};
 
 /// An engine of 30 GB of weights: by the policy it answers after 30 + 10 + 20 s where nothing is there.
 fn engine() -> Demand {
@@ -179,7 +179,7 @@ fn a_binding_that_fails_expects_nothing_and_a_second_one_expects_anew() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     cluster.wait("a", engine());
     cluster.apply(BindAsked { uid: uid("a"), key: key("a"), node: node("n") }).unwrap();
-    cluster.apply(crate::scheduling::verbs::binding::BindingFailed(uid("a")));
+    cluster.apply(crate::verbs::binding::BindingFailed(uid("a")));
     assert_eq!(cluster.pod_state(&uid("a")).unwrap().start, None);
     cluster.pass(100);
     bind(&mut cluster, "a", "n", engine());
@@ -263,7 +263,7 @@ fn another_node_of_the_name_begins_anew() {
     assert!(expected(&mut cluster, "n") > 150);
     cluster.apply(NodeDeleted(node("n")));
     assert!(cluster.start_model().images().is_empty(), "no node lists it any more");
-    cluster.add_node("n", vec![crate::scheduling::testkit::h100("n", 0)]);
+    cluster.add_node("n", vec![crate::testkit::h100("n", 0)]);
     assert_eq!(expected(&mut cluster, "n"), 60);
     assert!(!cluster.snapshot().node("n").unwrap().images.is_known());
 }

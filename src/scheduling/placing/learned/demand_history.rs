@@ -4,10 +4,10 @@
 //! is bounded, and cheap to add to, because the ledger adds to it under its lock. Conclusions from it are drawn elsewhere.
 
 use crate::ids::GpuModel;
-use crate::scheduling::policy::packing::WINDOW;
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::policy::packing::WINDOW;
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::device_plugin::Ask;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

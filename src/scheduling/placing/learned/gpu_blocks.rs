@@ -121,8 +121,8 @@ fn median(wants: &[CpuWant]) -> MilliCpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
     use crate::units::Bytes;
+    use crate::vocabulary::demand::{HostResources, Sharing};
 
     fn demand_history(pods: &[(u32, u64)]) -> DemandHistory {
         let mut demand_history = DemandHistory::default();

@@ -10,9 +10,9 @@ use super::cutting_stock::{GRID, ValueCurve, WantedSize};
 use super::demand_history::{DemandHistory, DemandShape};
 use super::exact;
 use crate::ids::GpuModel;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::{Bytes, MilliCpu};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -196,6 +196,6 @@ fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
 
 /// A GPU's free VRAM for the next pod: none if the GPU accepts no pods.
 pub fn free_for_others(gpu: &Gpu) -> Bytes {
-    let is_open = gpu.health == crate::scheduling::vocabulary::gpu::Health::Healthy && !gpu.exclusive;
+    let is_open = gpu.health == crate::vocabulary::gpu::Health::Healthy && !gpu.exclusive;
     if is_open { gpu.free() } else { Bytes::ZERO }
 }

@@ -10,8 +10,8 @@ use super::packing_cost::NodeGpus;
 use super::potential_weights::PotentialWeights;
 use super::{LearnedDemand, PackingModel};
 use crate::ids::GpuModel;
-use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::Bytes;
+use crate::vocabulary::gpu::Gpu;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -7,9 +7,9 @@ use super::cutting_stock::GRID;
 use super::gpu_blocks::GpuBlock;
 use super::gpu_kind::{GpuKind, free_for_others, hundredths};
 use super::{LearnedDemand, NodeGpus, PackingModel};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::gpu::{Device, Gpu, GpuSet};
 use std::sync::Arc;
 
 /// Valid as long as neither the node nor the [`PackingModel`] changes.
@@ -107,7 +107,7 @@ impl NodeSummary {
     }
 
     /// The group of the GPU at this index.
-    pub(in crate::scheduling::placing) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
+    pub(in crate::placing) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
         let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
         self.gpu_groups.iter().find(is_it).expect("every GPU of a node is in one of its groups")
     }

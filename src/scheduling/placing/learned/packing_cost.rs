@@ -13,11 +13,11 @@ use super::cutting_stock::GRID;
 use super::gpu_kind::free_for_others;
 use super::node_summary::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSummary, NodeSums};
 use super::{LearnedDemand, PackingModel};
-use crate::scheduling::placing::packing::{EqualGpus, Packing, PackingCost};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
-use crate::scheduling::vocabulary::node::Node;
+use crate::placing::packing::{EqualGpus, Packing, PackingCost};
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::vocabulary::node::Node;
 
 /// The GPUs of a node, and the node's free CPU and memory.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +36,7 @@ const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
 
 /// A node, and the model for its GPUs: the packing that has learned from demand.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::scheduling::placing) struct LearnedPacking<'a> {
+pub(in crate::placing) struct LearnedPacking<'a> {
     learned: &'a LearnedDemand,
     node_summary: &'a NodeSummary,
     before: &'a NodeBefore,
@@ -44,7 +44,7 @@ pub(in crate::scheduling::placing) struct LearnedPacking<'a> {
 
 /// The node without the pod's CPU and memory, but with all of its GPUs: the same for every choice.
 #[derive(Debug)]
-pub(in crate::scheduling::placing) struct NodeWithoutHost {
+pub(in crate::placing) struct NodeWithoutHost {
     free_host: Option<HostHeadroom>,
     /// Set if the node then serves fewer levels of CPU than before.
     standing: Option<NodeSums>,
@@ -70,7 +70,7 @@ impl PackingModel {
 
     /// The packing of a node that this model has summarized; `None` if nothing was learned.
     #[inline]
-    pub(in crate::scheduling::placing) fn learned_packing<'a>(
+    pub(in crate::placing) fn learned_packing<'a>(
         &'a self,
         node_summary: &'a NodeSummary,
     ) -> Option<LearnedPacking<'a>> {
@@ -239,7 +239,7 @@ impl Node {
 mod tests {
     use super::super::tests::{EmptyNode, demand_history, learned, shared, whole};
     use super::*;
-    use crate::scheduling::placing::packing::NodeEvaluation;
+    use crate::placing::packing::NodeEvaluation;
     use crate::units::MilliCpu;
     use proptest::prelude::*;
 

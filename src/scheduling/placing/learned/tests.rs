@@ -3,13 +3,13 @@
 use super::gpu_kind;
 use super::{DemandHistory, DemandShape, NodeGpus, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
-use crate::scheduling::placing::pack;
-use crate::scheduling::placing::packing::{NodeEvaluation, PackingCost};
-use crate::scheduling::testkit::demand_of;
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
-use crate::scheduling::vocabulary::headroom::Headroom;
+use crate::placing::pack;
+use crate::placing::packing::{NodeEvaluation, PackingCost};
+use crate::testkit::demand_of;
 use crate::units::{Bytes, MilliCpu, Percent};
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
+use crate::vocabulary::headroom::Headroom;
 use proptest::prelude::*;
 
 /// A GPU that can be cut into thousandths.
@@ -339,19 +339,19 @@ proptest! {
     }
 }
 
-#[cfg(feature = "lab")]
 #[test]
 fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
     use super::cutting_stock::ValueCurve;
-    use crate::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
-    let text = |file: &str| crate::needs::trace(&format!("openb/{file}"));
-    let (Some(nodes), Some(pods)) = (text(NODES), text(PODS)) else { return };
-    let trace =
-        Trace::read(TraceText { file: NODES, text: &nodes }, TraceText { file: PODS, text: &pods }).unwrap();
+    let Some(pods) = crate::needs::trace("openb/openb_pod_list_default.csv") else { return };
+    let mut lines = pods.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let names = lines.next().unwrap();
+    let at = |name: &str| names.iter().position(|column| *column == name).unwrap();
+    let (gpus, milli) = (at("num_gpu"), at("gpu_milli"));
     let mut mixed = DemandHistory::of_last(u16::MAX);
-    for pod in trace.pods.iter().filter(|pod| pod.gpus > 0) {
-        let sharing = if u64::from(pod.milli) == WHOLE { Sharing::Exclusive } else { Sharing::Shared };
-        mixed.arrive(DemandShape::of(&demand_of(pod.milli.into(), pod.gpus, sharing, 0)).unwrap());
+    for line in lines.filter(|line| line[gpus] != "0") {
+        let (gpus, milli) = (line[gpus].parse().unwrap(), line[milli].parse().unwrap());
+        let sharing = if milli == WHOLE { Sharing::Exclusive } else { Sharing::Shared };
+        mixed.arrive(DemandShape::of(&demand_of(milli, gpus, sharing, 0)).unwrap());
     }
     let curve: ValueCurve = gpu_kind::curve(&mixed, Bytes(WHOLE));
     for (part, packing_model) in [(19, 0.0), (32, 1.0 / 3.0), (47, 0.5), (65, 2.0 / 3.0), (81, 1.0)] {

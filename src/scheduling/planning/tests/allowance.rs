@@ -1,7 +1,7 @@
 //! The planner evicts no more pods than `preemption.evictionsPerMinute` allows, and places every pod that it can within that.
 
 use super::*;
-use crate::scheduling::policy::EvictionRates;
+use crate::policy::EvictionRates;
 
 fn limited(eviction_rates: EvictionRates) -> Policy {
     let mut policy = Policy::default();

@@ -1,9 +1,9 @@
 //! Consolidation moves pods only if each has another place and the moves cost less than they gain.
 
 use super::*;
-use crate::scheduling::testkit::{in_namespace, lending};
-use crate::scheduling::verbs::tick::PolicySet;
-use crate::scheduling::verbs::wait::ReservePlaces;
+use crate::testkit::{in_namespace, lending};
+use crate::verbs::tick::PolicySet;
+use crate::verbs::wait::ReservePlaces;
 
 /// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
 fn halves(policy: Policy) -> LedgerCluster {

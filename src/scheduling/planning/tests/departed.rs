@@ -1,9 +1,9 @@
 //! Pods that have ended, and whose memory the latest reading still shows: it becomes free without an eviction.
 
 use super::*;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
-use crate::scheduling::verbs::observe::{PodDeleted, ReadingReported};
+use crate::ledger::{ObservedPhase, ObservedWaiting};
 use crate::units::Bytes;
+use crate::verbs::observe::{PodDeleted, ReadingReported};
 
 impl LedgerCluster {
     /// Its agent reports what these pods have, each on the node's GPU of that place.

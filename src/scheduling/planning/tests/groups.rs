@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::ids::ModelId;
-use crate::scheduling::testkit::{START, in_namespace};
-use crate::scheduling::verbs::observe::ReadingReported;
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::testkit::{START, in_namespace};
 use crate::units::Bytes;
+use crate::verbs::observe::ReadingReported;
+use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 
 #[test]
 fn a_group_is_placed_whole_or_not_at_all() {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::ModelId;
-use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use crate::vocabulary::model_tier::{ModelTier, NodeModel};
 
 /// A pod with 30 GiB of VRAM, of which so many are KV cache.
 fn of_model(kv_cache: u64) -> Demand {

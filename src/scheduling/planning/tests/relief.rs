@@ -1,9 +1,9 @@
 //! Pressure on an engine that lasts evicts its neighbors, one after the other.
 
 use super::*;
-use crate::scheduling::ledger::ObservedPhase;
-use crate::scheduling::verbs::wait::EvictionsOrdered;
-use crate::scheduling::vocabulary::disruption_info::Replacement;
+use crate::ledger::ObservedPhase;
+use crate::verbs::wait::EvictionsOrdered;
+use crate::vocabulary::disruption_info::Replacement;
 
 /// The node's first GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {

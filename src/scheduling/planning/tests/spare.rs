@@ -1,7 +1,7 @@
 //! The planner leaves the last free GPUs that `planning.spare` keeps to classes that are not preemptible.
 
 use super::*;
-use crate::scheduling::policy::SpareRule;
+use crate::policy::SpareRule;
 
 fn keeping(gpus: u32) -> Policy {
     let mut policy = Policy::default();

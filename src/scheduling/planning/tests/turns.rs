@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::ids::PodKey;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::policy::Tenant;
-use crate::scheduling::testkit::in_namespace;
-use crate::scheduling::verbs::observe::PodObserved;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use crate::policy::Tenant;
+use crate::testkit::in_namespace;
+use crate::verbs::observe::PodObserved;
+use crate::vocabulary::cluster_share::TenantUsage;
 
 /// A run has steps for a few kinds of pods.
 const BOUNDS: PlanBounds<'static> =

@@ -1,7 +1,7 @@
 //! Reservations for a group that cannot be placed after all, or for a move that does not work out, leave no trace.
 
 use super::*;
-use crate::scheduling::policy::EvictionRates;
+use crate::policy::EvictionRates;
 
 /// A job on each of two nodes, and a pod that stays on a third: not enough for three.
 fn for_two(policy: Policy) -> LedgerCluster {

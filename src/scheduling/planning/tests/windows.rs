@@ -1,8 +1,8 @@
 //! A class that turns preemptible while a window is open, or back, moves no pod faster than the eviction limits.
 
 use super::*;
-use crate::scheduling::policy::{Class, EvictionRates, Match, Preemptibility, Window};
-use crate::scheduling::testkit::in_namespace;
+use crate::policy::{Class, EvictionRates, Match, Preemptibility, Window};
+use crate::testkit::in_namespace;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -90,10 +90,8 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
 #[test]
 fn a_closed_class_takes_no_pod_and_the_next_one_does() {
     let policy = policy();
-    let traits = crate::scheduling::vocabulary::classification::PodTraits {
-        namespace: "jobs".into(),
-        ..Default::default()
-    };
+    let traits =
+        crate::vocabulary::classification::PodTraits { namespace: "jobs".into(), ..Default::default() };
     let name = |policy: &Policy| policy.class(policy.classify(&traits).class).name.clone();
     assert_eq!((name(&policy), name(&at_night())), ("job".into(), "night-job".into()));
     let other: Window =

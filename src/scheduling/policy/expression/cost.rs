@@ -3,7 +3,7 @@
 //! Sizes are counted, not guessed: a pod shows a bounded amount ([`is_within_bounds`]), and every operator's result is
 //! bounded by its operands. Arithmetic saturates: what is too large to count is too large.
 
-use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::vocabulary::classification::PodTraits;
 use cel::common::ast::{CallExpr, Expr, LiteralValue};
 
 /// Steps at worst: some milliseconds, once per kind of pod.

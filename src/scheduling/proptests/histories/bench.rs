@@ -1,27 +1,27 @@
 //! A ledger to which random steps are applied, beside plain records of them. Its invariants are checked against those records.
 
 use super::step::*;
+use crate::evicting::{BudgetRules, cheapest_victims};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
-use crate::scheduling::ledger::{
+use crate::ledger::{
     AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::scheduling::testkit::demand_of;
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices};
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::placing::fit::fit;
+use crate::placing::learned::{DemandHistory, DemandShape, PackingModel};
+use crate::placing::snapshot::Snapshot;
+use crate::policy::{Policy, Preemptibility};
+use crate::testkit::demand_of;
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use crate::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::vocabulary::device_plugin::{Ask, PluginDevices};
+use crate::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::scheduling::vocabulary::gpu::Health;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
-use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use crate::vocabulary::gpu::Health;
+use crate::vocabulary::model_tier::LoadingSpeeds;
+use crate::vocabulary::node::{Node, NodeKind};
+use crate::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::vocabulary::placement::Reservation;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -401,10 +401,7 @@ impl LedgerHistory {
         };
         let result = self.ledger.reserve(&uid(pod), reservation);
         if self.ledger.pod_state(&uid(pod)).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
-            let known = matches!(
-                result,
-                Ok(()) | Err(crate::scheduling::ledger::AssumeConflict::AlreadyReserved { .. })
-            );
+            let known = matches!(result, Ok(()) | Err(crate::ledger::AssumeConflict::AlreadyReserved { .. }));
             assert!(known, "what the search found can be held: {result:?}");
         }
     }

@@ -1,18 +1,18 @@
 //! The steps that can happen to a ledger, drawn at random, and the names that they use.
 
 use crate::ids::{ModelId, PodUid};
-use crate::scheduling::proptests::sharing;
-use crate::scheduling::testkit::{gpu_at, unit_gpu};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin::PluginResource;
-use crate::scheduling::vocabulary::gpu::Device;
-use crate::scheduling::vocabulary::model_tier::NodeModelSet;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::proptests::sharing;
+use crate::testkit::{gpu_at, unit_gpu};
 use crate::units::{Bytes, MilliCpu, Moment, Percent};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::device_plugin::PluginResource;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::model_tier::NodeModelSet;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-pub use crate::scheduling::testkit::numbered::{key, node_name, uid};
+pub use crate::testkit::numbered::{key, node_name, uid};
 
 /// A step that can happen to a ledger.
 #[derive(Debug, Clone)]

@@ -1,27 +1,25 @@
 //! The hardware, the API server and what is under way between them and the ledger.
 
 use super::Step;
+use crate::audit::ledger::audit;
 use crate::ids::{GpuUuid, LeaderEpoch, ModelId, NodeName};
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, WakeStatus};
-use crate::scheduling::planning::{RecallWatch, loans_to_end};
-use crate::scheduling::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule};
-use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::{START, classified, demand_of, unit_gpu};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::observe::{
-    DevicesReported, NodeObserved, PodDeleted, PodObserved, ReadingReported,
-};
-use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet, Tick};
-use crate::scheduling::verbs::{Change, Cluster, ClusterState};
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, WakeStatus};
+use crate::planning::{RecallWatch, loans_to_end};
+use crate::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule};
+use crate::testkit::numbered::{key, node_name, uid};
+use crate::testkit::{START, classified, demand_of, unit_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
+use crate::verbs::bind::{BindAnswer, BindAsked};
+use crate::verbs::binding::BindingWritten;
+use crate::verbs::observe::{DevicesReported, NodeObserved, PodDeleted, PodObserved, ReadingReported};
+use crate::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet, Tick};
+use crate::verbs::{Change, Cluster, ClusterState};
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
+use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 

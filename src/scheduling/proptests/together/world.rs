@@ -2,28 +2,28 @@
 
 use super::{CAPACITY, GPUS, NODES, PODS, demand, policy};
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
-use crate::scheduling::kube_filters::{Amounts, FilterNode, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate};
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::unit_gpu;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::filter::{FilterAsked, decided, filter};
-use crate::scheduling::verbs::observe::{
+use crate::kube_filters::{Amounts, FilterNode, Requirements};
+use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate};
+use crate::placing::score_cache::ScoreCache;
+use crate::planning::{PlanBounds, PlanStep, plan_within};
+use crate::testkit::numbered::{key, node_name, uid};
+use crate::testkit::unit_gpu;
+use crate::units::{Bytes, Millis};
+use crate::verbs::bind::{BindAnswer, BindAsked};
+use crate::verbs::binding::BindingWritten;
+use crate::verbs::filter::{FilterAsked, decided, filter};
+use crate::verbs::observe::{
     DevicesReported, FilterPod, FilterPodObserved, NodeObserved, PodObserved, ReadingReported,
 };
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::verbs::tick::{LeadershipBegan, Tick};
-use crate::scheduling::verbs::wait::{PutBack, ReservePlaces, TakePending};
-use crate::scheduling::verbs::{Change, Cluster, Input};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
-use crate::units::{Bytes, Millis};
+use crate::verbs::request::VerbRequest;
+use crate::verbs::tick::{LeadershipBegan, Tick};
+use crate::verbs::wait::{PutBack, ReservePlaces, TakePending};
+use crate::verbs::{Change, Cluster, Input};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
+use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -1,16 +1,16 @@
 //! The steps after a bind request, one answer of the API server at a time.
 
 use super::*;
-use crate::scheduling::ledger::{AssumeConflict, ObservedWaiting};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
-use crate::scheduling::verbs::filter::FilterAsked;
-use crate::scheduling::verbs::observe::PodDeleted;
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded};
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::{AssumeConflict, ObservedWaiting};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
+use crate::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::verbs::filter::FilterAsked;
+use crate::verbs::observe::PodDeleted;
+use crate::verbs::request::VerbRequest;
+use crate::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::vocabulary::placement::Reservation;
 
 const LANDING: Millis = Millis::seconds(16);
 

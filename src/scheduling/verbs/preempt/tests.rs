@@ -1,19 +1,19 @@
 //! What changes between the question of the preempt verb and its decision.
 
 use super::*;
-use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint};
-use crate::scheduling::ledger::{ObservedWaiting, PODS_LOOKED_AT};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
-use crate::scheduling::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved};
-use crate::scheduling::verbs::wait::Reserve;
-use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::kube_filters::{Amounts, FilterNode, NodeFootprint};
+use crate::ledger::{ObservedWaiting, PODS_LOOKED_AT};
+use crate::policy::Policy;
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
+use crate::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved};
+use crate::verbs::wait::Reserve;
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::disruption_budget::DisruptionBudget;
+use crate::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::scheduling::vocabulary::label_selector::Selector;
-use crate::scheduling::vocabulary::node::NodeKind;
+use crate::vocabulary::label_selector::Selector;
+use crate::vocabulary::node::NodeKind;
 use std::sync::Arc;
 
 /// A job of low priority on each of two nodes, a budget that covers both and lets one go, and a pod for each of their places.

@@ -3,12 +3,12 @@
 use super::{Demand, HostResources, Sharing};
 use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
-use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
-use crate::scheduling::vocabulary::device_plugin::Ask;
-use crate::scheduling::vocabulary::gpu_wish::GpuWish;
-use crate::scheduling::vocabulary::image::ImageId;
-use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::Bytes;
+use crate::vocabulary::classification::{ClassId, ClassTerms};
+use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::gpu_wish::GpuWish;
+use crate::vocabulary::image::ImageId;
+use crate::vocabulary::spare::SpareSet;
 use std::sync::Arc;
 
 /// All of a demand that fit and score may read. Of two demands with equal keys, every node gives both the same GPUs and the same
@@ -91,10 +91,10 @@ impl DemandKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::testkit::demand_of;
-    use crate::scheduling::vocabulary::classification::PodTraits;
-    use crate::scheduling::vocabulary::label_selector::Requirement;
+    use crate::testkit::demand_of;
     use crate::units::MilliCpu;
+    use crate::vocabulary::classification::PodTraits;
+    use crate::vocabulary::label_selector::Requirement;
 
     #[test]
     fn demands_that_a_node_may_tell_apart_have_different_keys() {

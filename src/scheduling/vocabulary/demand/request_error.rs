@@ -3,8 +3,8 @@
 use super::asking_container::LONGEST_CONTAINER_NAME;
 use super::{MAX_ANNOTATIONS, MAX_GPUS};
 use crate::coded::coded;
-use crate::scheduling::vocabulary::memory_fraction::LEAST_PER_GPU;
 use crate::units::{Bytes, QuantityError};
+use crate::vocabulary::memory_fraction::LEAST_PER_GPU;
 
 coded! {
     /// Why a pod cannot be understood. The text of [`RequestError::phrase`] never changes between two calls; the figures

@@ -5,10 +5,10 @@ use super::{
     AskingContainer, Bytes, ContainerRequest, ContainerRole, HostResources, MAX_GPUS, PluginAmount,
     PodRequest, RequestError, Sharing,
 };
-use crate::scheduling::vocabulary::classification::PodTraits;
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::memory_fraction::LEAST_PER_GPU;
 use crate::units::{MilliCpu, QuantityError};
+use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::memory_fraction::LEAST_PER_GPU;
 use std::sync::Arc;
 
 /// What a pod asks for in one of the two ways.
@@ -179,7 +179,7 @@ fn sum_over<'a>(
 }
 
 /// The scheduler's pod-request formula over one amount per container, in the order in which they start.
-pub(crate) fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
+pub fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
     let (mut together, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
     for (role, amount) in parts {
         match role {

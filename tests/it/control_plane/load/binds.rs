@@ -18,8 +18,8 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use stowage::kubernetes;
-use stowage::kubernetes::port::WriteTimes;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_server::kubernetes;
 
 type HttpClient = hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>;
 

@@ -9,7 +9,7 @@ use crate::control_plane::world::{RealControlPlane, SCHEDULER_CONFIG};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use std::time::{Duration, Instant};
-use stowage::kubernetes::objects;
+use stowage_kubernetes_objects as objects;
 
 const PODS: usize = 600;
 const CLIENTS: usize = 8;

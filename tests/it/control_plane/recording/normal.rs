@@ -3,7 +3,7 @@
 
 use super::Recording;
 use serde_json::{Map, Value, json};
-use stowage::kubernetes::objects;
+use stowage_kubernetes_objects as objects;
 
 const TIME: &str = "2026-01-01T00:00:00";
 /// Not past when the fixture is read.

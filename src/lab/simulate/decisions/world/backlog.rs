@@ -2,9 +2,9 @@
 //! evictions matter only then.
 
 use super::World;
-use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::record::{GIB, PodSpec};
-use crate::lab::simulate::decisions::rules::{APPS, NAMESPACES};
+use crate::simulate::decisions::oracle::Checked;
+use crate::simulate::decisions::record::{GIB, PodSpec};
+use crate::simulate::decisions::rules::{APPS, NAMESPACES};
 
 /// Beyond the pods that a world has otherwise.
 const MORE_PODS: usize = 12;

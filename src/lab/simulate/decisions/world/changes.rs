@@ -1,22 +1,22 @@
 //! Pods, budgets, policies and the process itself come and go.
 
 use super::{Event, World};
-use crate::ids::LeaderEpoch;
-use crate::lab::simulate::decisions::core_under_test::{demand, place_of, pod_number};
-use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::record::{GIB, Kept, KnownState, NodeRecord, PodSpec, Record};
-use crate::lab::simulate::decisions::rules::{APPS, CLASSES, NAMESPACES, SLACK};
-use crate::scheduling::kube_filters::{Amounts, FilterNode, Requirements};
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::{
+use crate::simulate::decisions::core_under_test::{demand, place_of, pod_number};
+use crate::simulate::decisions::oracle::Checked;
+use crate::simulate::decisions::record::{GIB, Kept, KnownState, NodeRecord, PodSpec, Record};
+use crate::simulate::decisions::rules::{APPS, CLASSES, NAMESPACES, SLACK};
+use std::sync::Arc;
+use stowage_scheduling::ids::LeaderEpoch;
+use stowage_scheduling::kube_filters::{Amounts, FilterNode, Requirements};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::{
     BudgetDeleted, BudgetObserved, FilterPod, FilterPodObserved, NodeObserved,
 };
-use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet};
-use crate::scheduling::verbs::wait::MayBeRefused;
-use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use crate::scheduling::vocabulary::label_selector::{Requirement, Selector};
-use crate::scheduling::vocabulary::node::NodeKind;
-use std::sync::Arc;
+use stowage_scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet};
+use stowage_scheduling::verbs::wait::MayBeRefused;
+use stowage_scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use stowage_scheduling::vocabulary::label_selector::{Requirement, Selector};
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// What a reservation may last beyond its slack, whatever it says.
 const LONGEST_GRACE: u64 = 3_600_000;

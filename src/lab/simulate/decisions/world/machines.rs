@@ -1,18 +1,18 @@
 //! The machines under the nodes: GPUs, the processes on them, and what agents report of both.
 
 use super::World;
-use crate::ids::GpuModel;
-use crate::lab::simulate::decisions::core_under_test::gpu_name;
-use crate::lab::simulate::decisions::draws::Draws;
-use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{
+use crate::simulate::decisions::core_under_test::gpu_name;
+use crate::simulate::decisions::draws::Draws;
+use crate::simulate::decisions::oracle::Checked;
+use crate::simulate::decisions::planted::PlantedBug;
+use crate::simulate::decisions::record::{
     GIB, GpuReadingRecord, Hardware, MOST_GPUS, Mask, Place, ReadingRecord,
 };
-use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Moment, Percent};
+use stowage_scheduling::ids::GpuModel;
+use stowage_scheduling::units::{Bytes, Moment, Percent};
+use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
+use stowage_scheduling::vocabulary::gpu::{Device, Health};
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 /// A pod's process on its GPUs.
 #[derive(Debug, Clone, Copy)]

@@ -22,15 +22,15 @@ use super::record::{
 use super::rules::{HEADROOM, PolicyRules};
 use super::step::StepKind;
 use super::tally::DecisionTally;
-use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::Moment;
 use machines::Machine;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::vocabulary::demand::Demand;
+use stowage_scheduling::vocabulary::placement::Reservation;
 use writes::{OpenWrite, Settling};
 
 /// When a sequence begins, in milliseconds: pods can have run for long before.

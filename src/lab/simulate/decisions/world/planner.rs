@@ -1,15 +1,15 @@
 //! Planner runs: the steps of a plan are checked one after the other, and take effect as the planner would have them.
 
 use super::World;
-use crate::lab::simulate::decisions::core_under_test::{place_of, pod_number};
-use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{KnownState, Place};
-use crate::scheduling::ledger::WaitKind;
-use crate::scheduling::planning::{
+use crate::simulate::decisions::core_under_test::{place_of, pod_number};
+use crate::simulate::decisions::oracle::Checked;
+use crate::simulate::decisions::planted::PlantedBug;
+use crate::simulate::decisions::record::{KnownState, Place};
+use stowage_scheduling::ledger::WaitKind;
+use stowage_scheduling::planning::{
     EvictionRight, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan_within,
 };
-use crate::scheduling::verbs::wait::{
+use stowage_scheduling::verbs::wait::{
     NoPlacementFound, PodEvicted, PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending,
 };
 

@@ -1,21 +1,21 @@
 //! What falls due as time passes, and what the watches show.
 
 use super::{Event, World};
-use crate::ids::GpuUuid;
-use crate::lab::simulate::decisions::core_under_test::{gpu_name, pod_number};
-use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{KnownState, Place, each};
-use crate::lab::simulate::decisions::rules::START_GATE;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::scheduling::verbs::observe::{PodDeleted, PodObserved};
-use crate::scheduling::verbs::tick::Tick;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::{
+use crate::simulate::decisions::core_under_test::{gpu_name, pod_number};
+use crate::simulate::decisions::oracle::Checked;
+use crate::simulate::decisions::planted::PlantedBug;
+use crate::simulate::decisions::record::{KnownState, Place, each};
+use crate::simulate::decisions::rules::START_GATE;
+use std::sync::Arc;
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::verbs::observe::{PodDeleted, PodObserved};
+use stowage_scheduling::verbs::tick::Tick;
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
+use stowage_scheduling::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::units::Millis;
-use std::sync::Arc;
 
 impl World<'_> {
     pub(super) fn pass(&mut self) -> Checked {

@@ -1,27 +1,25 @@
 //! kube-scheduler asks: filter, prioritize, bind and preempt, as it would for a pod, and out of turn.
 
 use super::{World, mask_of};
-use crate::ids::{NodeName, PodUid};
-use crate::lab::simulate::decisions::core_under_test::{
-    evictions, node_number, place_of, pod_number, seen_nodes,
-};
-use crate::lab::simulate::decisions::oracle::{Checked, SeenBind};
-use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{Kept, KnownState, Place};
-use crate::lab::simulate::decisions::rules::START_GATE;
-use crate::lab::simulate::decisions::victims::Evictions;
-use crate::scheduling::evicting::VictimSet;
-use crate::scheduling::kube_filters::Requirements;
-use crate::scheduling::placing::rank::shortlist;
-use crate::scheduling::verbs::bind::BindAsked;
-use crate::scheduling::verbs::binding::BindingStage;
-use crate::scheduling::verbs::filter::{FilterAsked, decided, filter, offered};
-use crate::scheduling::verbs::preempt::{
+use crate::simulate::decisions::core_under_test::{evictions, node_number, place_of, pod_number, seen_nodes};
+use crate::simulate::decisions::oracle::{Checked, SeenBind};
+use crate::simulate::decisions::planted::PlantedBug;
+use crate::simulate::decisions::record::{Kept, KnownState, Place};
+use crate::simulate::decisions::rules::START_GATE;
+use crate::simulate::decisions::victims::Evictions;
+use stowage_scheduling::evicting::VictimSet;
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::kube_filters::Requirements;
+use stowage_scheduling::placing::rank::shortlist;
+use stowage_scheduling::verbs::bind::BindAsked;
+use stowage_scheduling::verbs::binding::BindingStage;
+use stowage_scheduling::verbs::filter::{FilterAsked, decided, filter, offered};
+use stowage_scheduling::verbs::preempt::{
     LeftToPlanner, NotReserved, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
 };
-use crate::scheduling::verbs::prioritize::{PrioritizeAsked, prioritize};
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::vocabulary::placement::Reservation;
+use stowage_scheduling::verbs::prioritize::{PrioritizeAsked, prioritize};
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// A name that no node has.
 const NO_NODE: &str = "nowhere";

@@ -1,16 +1,16 @@
 //! Bindings on their way: they land at once, late or never, and are answered truly, wrongly or not at all.
 
 use super::{Event, World};
-use crate::lab::simulate::decisions::core_under_test::{gpus_of, node_number};
-use crate::lab::simulate::decisions::oracle::Checked;
-use crate::lab::simulate::decisions::planted::PlantedBug;
-use crate::lab::simulate::decisions::record::{KnownState, Place};
-use crate::scheduling::verbs::binding::{
+use crate::simulate::decisions::core_under_test::{gpus_of, node_number};
+use crate::simulate::decisions::oracle::Checked;
+use crate::simulate::decisions::planted::PlantedBug;
+use crate::simulate::decisions::record::{KnownState, Place};
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingFailed, BindingRead, BindingStage, BindingStep, PodRead,
     SettlingAsked,
 };
-use crate::scheduling::vocabulary::placement::Placement;
-use crate::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::placement::Placement;
 
 /// For how long after it was given up a Binding may land.
 const LATEST_LANDING: u64 = 16_000;

@@ -4,7 +4,7 @@ use super::EngineSpec;
 use super::outcome::{StepOutcome, Unfinished};
 use super::requests::{Queue, Requests, kv_tokens};
 use super::speed::FIRST_TOKEN_OVERHEAD_S;
-use crate::scheduling::autoscaling::{EngineFigures, Permille};
+use stowage_scheduling::autoscaling::{EngineFigures, Permille};
 
 /// A stretch is cut into parts of at most this many seconds, within which rates do not change.
 const PART_S: f64 = 1.0;

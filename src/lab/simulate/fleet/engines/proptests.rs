@@ -1,8 +1,8 @@
 //! Whatever comes: nothing is lost, nothing is more than full, and more load is never less.
 
 use super::*;
-use crate::units::Bytes;
 use proptest::prelude::*;
+use stowage_scheduling::units::Bytes;
 
 /// Seconds, requests in them, their prompts and outputs, and the share of compute.
 type Stretch = (f64, f64, f64, f64, f64);

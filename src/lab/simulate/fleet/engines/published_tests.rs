@@ -4,13 +4,13 @@
 //! requests happen to meet, within [`FIRST_TOKENS`].
 
 use super::*;
-use crate::units::Bytes;
+use stowage_scheduling::units::Bytes;
 
 /// Of the published figure, either way.
 const RATES: f64 = 0.16;
 const FIRST_TOKENS: f64 = 0.40;
 
-const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/fleet-simulator.md"));
+const PAGE: &str = include_str!(concat!(env!("CARGO_WORKSPACE_DIR"), "/docs/fleet-simulator.md"));
 
 /// Requests of ShareGPT in Llama's tokens, as a run of the same benchmark reports them: prompt and output.
 const SHAREGPT: (f64, f64) = (213.0, 214.0);

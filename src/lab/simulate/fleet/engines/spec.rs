@@ -1,7 +1,7 @@
 //! What one engine can do with the GPUs and the memory that it is granted.
 
 use super::speed::{Batching, GpuSpeed, ModelShape, StepCost};
-use crate::units::Bytes;
+use stowage_scheduling::units::Bytes;
 
 /// On every GPU: CUDA's context, and activations and graphs for a batch of the default size.
 pub const CONTEXT: Bytes = Bytes::mib(512);

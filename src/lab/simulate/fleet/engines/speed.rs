@@ -2,7 +2,7 @@
 //!
 //! Times are in seconds, speeds per second, as floating-point numbers: the model is an estimate and accounts for nothing.
 
-use crate::units::Bytes;
+use stowage_scheduling::units::Bytes;
 
 /// The share of its data sheet's memory bandwidth that a GPU reaches while it decodes.
 pub const BANDWIDTH_REACHED: f64 = 0.85;

@@ -2,8 +2,8 @@
 
 use super::engine::{Engine, EngineState};
 use super::*;
-use crate::scheduling::autoscaling::{EngineFigures, Permille};
-use crate::units::Bytes;
+use stowage_scheduling::autoscaling::{EngineFigures, Permille};
+use stowage_scheduling::units::Bytes;
 
 fn spec() -> EngineSpec {
     EngineSpec::new(&ModelShape::LLAMA_8B, &GpuSpeed::H100, 1, Bytes::gib(72)).unwrap()

@@ -3,7 +3,7 @@
 
 use super::scaler::{Scaler, Wanted};
 use super::serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay};
-use crate::units::{Millis, Moment};
+use stowage_scheduling::units::{Millis, Moment};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct PretendPods {

@@ -2,13 +2,13 @@
 //! let go, and a pod of a new version takes an old one's place when it is ready.
 
 use super::{Replica, ReplicaId, ReplicaState, Replicas, Scaler, ServingDay};
-use crate::ids::{GpuUuid, PodUid};
-use crate::lab::simulate::fleet::engines::Engine;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::engines::Engine;
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::stage::Stage;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::units::{Millis, Moment};
 
 pub struct ReplicaSet {
     template: PodSpec,

@@ -1,7 +1,7 @@
 //! What an autoscaler sees and answers.
 
-use crate::scheduling::autoscaling::{EngineFigures, ModelLoad};
-use crate::units::{Millis, Moment};
+use stowage_scheduling::autoscaling::{EngineFigures, ModelLoad};
+use stowage_scheduling::units::{Millis, Moment};
 
 /// Between two evaluations, as an HPA's `--horizontal-pod-autoscaler-sync-period`.
 pub const SYNC: Millis = Millis::seconds(15);

@@ -2,10 +2,10 @@
 //! there are, and is told how many are wanted.
 
 use super::scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
-use crate::lab::simulate::fleet::engines::{Engine, EngineSpec, EngineState, Requests, Slo, SloTally, split};
-use crate::lab::simulate::fleet::traffic::DayOfTraffic;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::engines::{Engine, EngineSpec, EngineState, Requests, Slo, SloTally, split};
+use crate::simulate::fleet::traffic::DayOfTraffic;
 use std::collections::BTreeMap;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// A replica's name among those of its model; the owner gives it, and gives none twice.
 pub type ReplicaId = u64;

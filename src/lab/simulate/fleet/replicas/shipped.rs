@@ -1,9 +1,9 @@
 //! The autoscaler that ships, on the figures of modeled engines.
 
 use super::scaler::{Observed, Scaler, Wanted};
-use crate::scheduling::autoscaling::{DesiredReplicas, ModelScaling};
-use crate::scheduling::policy::AutoscalingRules;
-use crate::units::Moment;
+use stowage_scheduling::autoscaling::{DesiredReplicas, ModelScaling};
+use stowage_scheduling::policy::AutoscalingRules;
+use stowage_scheduling::units::Moment;
 
 /// [`ModelScaling`] with a policy's rules of one model.
 #[derive(Debug, Clone)]

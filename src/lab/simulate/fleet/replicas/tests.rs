@@ -1,15 +1,15 @@
 //! A day behind each autoscaler.
 
 use super::*;
-use crate::lab::simulate::fleet::engines::{
+use crate::needs;
+use crate::simulate::fleet::engines::{
     EngineSpec, EngineState, GpuSpeed, ModelShape, Slo, most_per_s, steady_state,
 };
-use crate::lab::simulate::fleet::traffic::{
+use crate::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, RequestSize, Service, TrafficText, built_in, minutes,
 };
-use crate::needs;
-use crate::scheduling::policy::AutoscalingRules;
-use crate::units::{Bytes, Millis, Moment, Percent};
+use stowage_scheduling::policy::AutoscalingRules;
+use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 
 const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
 const DAY_S: u64 = 86_400;
@@ -97,7 +97,7 @@ const CHAT: RequestSize = RequestSize::CONVERSATION;
 const CODE: RequestSize = RequestSize::CODE;
 
 fn check_page(rows: &[String]) {
-    const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/fleet-simulator.md"));
+    const PAGE: &str = include_str!(concat!(env!("CARGO_WORKSPACE_DIR"), "/docs/fleet-simulator.md"));
     let missing: Vec<&str> = rows.iter().map(String::as_str).filter(|row| !PAGE.contains(row)).collect();
     assert!(missing.is_empty(), "docs/fleet-simulator.md lacks:\n{}", missing.join("\n"));
 }

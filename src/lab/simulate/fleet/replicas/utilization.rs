@@ -3,9 +3,9 @@
 //! night.
 
 use super::scaler::{Observed, Scaler, Wanted};
-use crate::scheduling::autoscaling::EngineFigures;
-use crate::units::{Millis, Moment};
 use std::collections::VecDeque;
+use stowage_scheduling::autoscaling::EngineFigures;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// `--horizontal-pod-autoscaler-tolerance`, its default.
 const TOLERANCE: f64 = 0.1;

@@ -20,15 +20,15 @@ mod fleet;
 mod starts;
 
 use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean, quantile, shipped};
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::machines::BrokenPromise;
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use crate::lab::simulate::random::Random;
-use crate::units::{Bytes, Millis};
+use crate::simulate::fleet::machines::BrokenPromise;
+use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use fleet::{by_popularity, drawn, limits, machines, pod};
 use starts::{CountedStart, end_asleep};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis};
 
 pub static COLD_START: Scenario = Scenario {
     name: "cold-start",

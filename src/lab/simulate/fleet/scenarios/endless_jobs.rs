@@ -1,12 +1,12 @@
 //! Jobs that never run out: some are pending at any time, and one that is evicted is submitted again.
 
 use super::running_jobs::{Job, JobTimer, RunningJobs};
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::lab::simulate::random::Random;
-use crate::units::Moment;
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::Moment;
 
 /// What the jobs are like.
 #[derive(Debug, Clone, Copy)]

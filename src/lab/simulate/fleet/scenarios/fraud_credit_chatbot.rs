@@ -27,14 +27,14 @@ mod schedules;
 mod time_slicing;
 
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
-use crate::ids::{GpuModel, NodeName};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::Bytes;
+use crate::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use app::App;
 use schedules::Schedules;
+use stowage_scheduling::ids::{GpuModel, NodeName};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 use time_slicing::TimeSlicing;
 
 pub static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {

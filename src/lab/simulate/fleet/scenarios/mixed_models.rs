@@ -30,11 +30,11 @@ mod sums;
 
 use super::running_jobs::JobTimer;
 use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
-use crate::lab::simulate::fleet::engines::Slo;
-use crate::lab::simulate::fleet::replicas::ReplicaTiming;
-use crate::units::{Bytes, Millis};
+use crate::simulate::fleet::engines::Slo;
+use crate::simulate::fleet::replicas::ReplicaTiming;
 use pool::Compute;
 use sizing::{Placer, Sizing};
+use stowage_scheduling::units::{Bytes, Millis};
 
 pub static MIXED_MODELS: Scenario = Scenario {
     name: "mixed-models",

@@ -16,10 +16,10 @@ pub use report::{ScenarioReport, TargetResult, VariantLine};
 
 use super::machines::BrokenPromise;
 use super::traffic::TrafficError;
-use crate::policy_file;
-use crate::policy_file::SourceText;
-use crate::scheduling::policy::Policy;
 use std::collections::BTreeMap;
+use stowage_policy_file as policy_file;
+use stowage_policy_file::SourceText;
+use stowage_scheduling::policy::Policy;
 
 /// One story.
 #[derive(Debug, Clone, Copy)]

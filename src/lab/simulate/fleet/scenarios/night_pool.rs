@@ -22,21 +22,21 @@ mod pool;
 use super::endless_jobs::EndlessJobs;
 use super::running_jobs::JobTimer;
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
-use crate::ids::{GpuModel, ModelId, NodeName};
-use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilizationScaler};
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::lab::simulate::fleet::traffic::{
+use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
+use crate::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilizationScaler};
+use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::stage::Stage;
+use crate::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, RequestSize, Service, TrafficError, TrafficText, built_in, minutes,
 };
-use crate::scheduling::policy::AutoscalingRules;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::{Bytes, Millis, Moment};
 use jobs::JOBS;
 use pool::Pool;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuModel, ModelId, NodeName};
+use stowage_scheduling::policy::AutoscalingRules;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 const TRACE: &str = "llm_24h_per_minute.csv";
 

@@ -1,7 +1,7 @@
 //! Runs of one scenario, put together over seeds: a line for each variant, and whether the targets are met.
 
 use super::{Bound, Means, Played, Scenario};
-use crate::lab::simulate::preemption::report::Spread;
+use crate::simulate::preemption::report::Spread;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! Jobs that run on the stage: what each has done, saved and lost.
 
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::units::{Millis, Moment};
 
 const SAVES_EVERY: Millis = Millis::seconds(600);
 

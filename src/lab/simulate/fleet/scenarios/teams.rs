@@ -25,15 +25,15 @@ mod sums;
 
 use super::running_jobs::JobTimer;
 use super::{Bound, Figure, Means, Played, Scenario, ScenarioInput, Target, shipped};
-use crate::ids::{GpuModel, NodeName, PodUid};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::Bytes;
+use crate::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::stage::Stage;
 use pods::Priorities;
 use pool::Pool;
+use stowage_scheduling::ids::{GpuModel, NodeName, PodUid};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 pub static TEAMS: Scenario = Scenario {
     name: "teams",

@@ -53,7 +53,7 @@ fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
     let report = ScenarioReport::of(scenario, &[1], std::slice::from_ref(&even));
     assert!(!report.is_met(), "equal starts are no gain");
     let mut broken = even;
-    let pod = crate::ids::PodUid::parse("p").unwrap();
+    let pod = stowage_scheduling::ids::PodUid::parse("p").unwrap();
     broken[0].broken.push(BrokenPromise::BoundTwice { pod });
     let all_met = |mut report: ScenarioReport| {
         report.targets.iter_mut().for_each(|target| target.verdict = report::Verdict::Met);

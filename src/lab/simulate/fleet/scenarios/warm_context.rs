@@ -17,8 +17,8 @@ mod queue;
 mod workers;
 
 use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
-use crate::units::Bytes;
 use queue::{Slot, work};
+use stowage_scheduling::units::Bytes;
 use workers::{Way, WorkerRun};
 
 pub static WARM_CONTEXT: Scenario = Scenario {

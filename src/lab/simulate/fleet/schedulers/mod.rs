@@ -9,9 +9,9 @@ pub use stowage::Stowage;
 
 use super::machines::Machines;
 use super::messages::{Act, Message};
-use crate::units::Moment;
 use std::cell::RefCell;
 use std::rc::Rc;
+use stowage_scheduling::units::Moment;
 
 pub trait FleetScheduler {
     /// The fleet is there.

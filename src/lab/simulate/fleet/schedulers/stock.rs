@@ -5,15 +5,15 @@
 //! in proportion to its GPUs. It sees the hardware without delay, and tries a pending pod whenever a pod has left.
 
 use super::FleetScheduler;
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::lab::simulate::fleet::machines::{Machine, Machines};
-use crate::lab::simulate::fleet::messages::{Act, Message, PodShown};
-use crate::lab::simulate::fleet::pods::{Image, PodSpec};
-use crate::lab::simulate::random::Random;
-use crate::units::Moment;
+use crate::simulate::fleet::machines::{Machine, Machines};
+use crate::simulate::fleet::messages::{Act, Message, PodShown};
+use crate::simulate::fleet::pods::{Image, PodSpec};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::Moment;
 
 /// How nodes are scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,38 +2,38 @@
 //! planner, which reserves GPUs, evicts, and has the pod bound when its victims are gone. Engines under pressure get relief.
 
 use super::FleetScheduler;
-use crate::ids::{NodeName, PodUid};
-use crate::lab::simulate::fleet::machines::Machines;
-use crate::lab::simulate::fleet::messages::{Act, Message, PodShown};
-use crate::lab::simulate::fleet::pods::Image;
-use crate::lab::simulate::shown::{self, GpuKind};
-use crate::scheduling::audit::ledger::{Violation, audit};
-use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
-use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::planning::{PlanStep, PlannedPlacement, PressureWatch, plan};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::binding::{BindingFailed, BindingWritten};
-use crate::scheduling::verbs::filter::{self, FilterAsked};
-use crate::scheduling::verbs::observe::{
-    EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved, NodeObserved, PodDeleted,
-    PodObserved, ReadingReported,
-};
-use crate::scheduling::verbs::request::VerbRequest;
-use crate::scheduling::verbs::tick::{ClockAdvanced, Tick};
-use crate::scheduling::verbs::wait::{
-    EvictionsOrdered, NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending,
-};
-use crate::scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
-};
-use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::Moment;
+use crate::simulate::fleet::machines::Machines;
+use crate::simulate::fleet::messages::{Act, Message, PodShown};
+use crate::simulate::fleet::pods::Image;
+use crate::simulate::shown::{self, GpuKind};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stowage_scheduling::audit::ledger::{Violation, audit};
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
+use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::planning::{PlanStep, PlannedPlacement, PressureWatch, plan};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::binding::{BindingFailed, BindingWritten};
+use stowage_scheduling::verbs::filter::{self, FilterAsked};
+use stowage_scheduling::verbs::observe::{
+    EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved, NodeObserved, PodDeleted,
+    PodObserved, ReadingReported,
+};
+use stowage_scheduling::verbs::request::VerbRequest;
+use stowage_scheduling::verbs::tick::{ClockAdvanced, Tick};
+use stowage_scheduling::verbs::wait::{
+    EvictionsOrdered, NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending,
+};
+use stowage_scheduling::vocabulary::disruption_info::{
+    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
+};
+use stowage_scheduling::vocabulary::image::{ImageId, NodeImage};
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// The pods that a kubelet takes unless it is told otherwise.
 const MAX_PODS: u64 = 110;

@@ -2,7 +2,7 @@
 
 use super::RequestSize;
 use super::day::{DayOfTraffic, MINUTES, Minute};
-use crate::lab::simulate::random::Random;
+use stowage_scheduling::testkit::random::Random;
 
 /// What the numbers drawn here are for; see [`Random::seeded`].
 const PURPOSE: u64 = 65;

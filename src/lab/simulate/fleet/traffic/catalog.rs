@@ -1,9 +1,9 @@
 //! A catalog of models from 1B to 70B parameters whose traffic has a long tail: rank r is asked for `1 / r^s` as often as rank 1.
 
 use super::RequestSize;
-use crate::ids::ModelId;
-use crate::lab::simulate::fleet::engines::ModelShape;
-use crate::lab::simulate::random::Random;
+use crate::simulate::fleet::engines::ModelShape;
+use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::testkit::random::Random;
 
 /// What the numbers drawn here are for; see [`Random::seeded`].
 const PURPOSE: u64 = 66;

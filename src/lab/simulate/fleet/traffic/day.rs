@@ -1,7 +1,7 @@
 //! A day of one service's traffic, minute by minute.
 
-use crate::lab::simulate::fleet::engines::Requests;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::engines::Requests;
+use stowage_scheduling::units::{Millis, Moment};
 
 pub const MINUTES: usize = 1440;
 const MINUTE_S: f64 = 60.0;

@@ -3,8 +3,8 @@
 
 use super::day::{DayOfTraffic, Minute};
 use super::{Service, TrafficError, TrafficText};
-use crate::lab::simulate::table::Table;
-use crate::units::Moment;
+use crate::simulate::table::Table;
+use stowage_scheduling::units::Moment;
 
 /// A year.
 const MOST_OFFSET: u64 = 365 * 86_400_000;

@@ -1,6 +1,6 @@
 //! What may be wrong with a trace of serving.
 
-use crate::lab::simulate::table::TableError;
+use crate::simulate::table::TableError;
 
 /// What is wrong with a trace of serving, and the way out.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

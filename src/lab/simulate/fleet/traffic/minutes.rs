@@ -2,7 +2,7 @@
 
 use super::day::{DayOfTraffic, MINUTES, Minute};
 use super::{Gaps, Service, TrafficError, TrafficText};
-use crate::lab::simulate::table::Table;
+use crate::simulate::table::Table;
 
 const MOST_REQUESTS: f64 = 1e9;
 const MOST_TOKENS: f64 = 1e15;

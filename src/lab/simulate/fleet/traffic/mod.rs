@@ -18,14 +18,14 @@ mod tests;
 mod traces_tests;
 
 /// A trace of serving comes as one text.
-pub use crate::lab::simulate::table::TraceText as TrafficText;
+pub use crate::simulate::table::TraceText as TrafficText;
 pub use catalog::{CatalogModel, ZipfCatalog};
 pub use day::{DayOfTraffic, MINUTES, Minute};
 pub use each::TracedRequest;
 pub use error::TrafficError;
 pub use rates::{HourProfile, WeekOfRates, WeekStep};
 
-use crate::lab::simulate::table::{Column, TableRow};
+use crate::simulate::table::{Column, TableRow};
 
 /// The services of the Azure traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

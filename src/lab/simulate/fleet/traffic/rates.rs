@@ -3,8 +3,8 @@
 
 use super::day::{DayOfTraffic, MINUTES, Minute};
 use super::{RequestSize, Service, TrafficError, TrafficText};
-use crate::lab::simulate::random::Random;
-use crate::lab::simulate::table::Table;
+use crate::simulate::table::Table;
+use stowage_scheduling::testkit::random::Random;
 
 const MOST_RATE: f64 = 1e9;
 const WEEK: f64 = 7.0 * MINUTES as f64;

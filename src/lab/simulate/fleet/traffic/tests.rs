@@ -1,8 +1,8 @@
 //! Sound tables in any column order, and what is wrong with others.
 
 use super::*;
-use crate::units::Moment;
 use proptest::prelude::*;
+use stowage_scheduling::units::Moment;
 
 fn text(text: &str) -> TrafficText<'_> {
     TrafficText { file: "day.csv", text }

@@ -1,10 +1,10 @@
 //! Random placement: any node and any GPU that fit. No policy should be worse.
 
-use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedNode, SimulatedPlacement};
-use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedNode, SimulatedPlacement};
+use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::simulate::packing::trace::{PlayedTrace, PodKind};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 pub struct AtRandom<'s> {
     setting: &'s PlayedTrace,
@@ -42,7 +42,7 @@ impl Placer for AtRandom<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::packing::testing::{kind, setting};
+    use crate::simulate::packing::testing::{kind, setting};
     use std::collections::BTreeSet;
 
     #[test]

@@ -2,11 +2,11 @@
 //! least free capacity useless to typical pods.
 
 use super::{BaselineScore, TOP};
-use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::lab::simulate::packing::cluster::SimulatedNode;
-use crate::lab::simulate::packing::fragmentation::{Rest, Typical};
-use crate::lab::simulate::packing::trace::PodKind;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::simulate::openb::WHOLE_GPU;
+use crate::simulate::packing::cluster::SimulatedNode;
+use crate::simulate::packing::fragmentation::{Rest, Typical};
+use crate::simulate::packing::trace::PodKind;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 pub struct Fgd<'t>(pub &'t Typical);
 
@@ -57,8 +57,8 @@ impl Fgd<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-    use crate::lab::simulate::packing::testing::{kind, setting};
+    use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+    use crate::simulate::packing::testing::{kind, setting};
 
     #[test]
     fn it_leaves_what_others_can_use() {

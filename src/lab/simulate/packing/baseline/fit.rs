@@ -1,8 +1,8 @@
 //! Policies that score how much of a node's free capacity a pod takes.
 
 use super::{BaselineScore, LARGEST_CPU, LARGEST_GPU, TOP};
-use crate::lab::simulate::packing::cluster::SimulatedNode;
-use crate::lab::simulate::packing::trace::PodKind;
+use crate::simulate::packing::cluster::SimulatedNode;
+use crate::simulate::packing::trace::PodKind;
 
 /// The least that is left over, of CPU and GPUs with equal weights.
 pub struct BestFit;
@@ -34,9 +34,9 @@ impl BaselineScore for DotProduct {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-    use crate::lab::simulate::packing::testing::{kind, setting};
-    use crate::scheduling::vocabulary::gpu::GpuSet;
+    use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+    use crate::simulate::packing::testing::{kind, setting};
+    use stowage_scheduling::vocabulary::gpu::GpuSet;
 
     /// A node of 64 cores and two GPUs, of which the first has 400 thousandths left.
     fn node() -> SimulatedNode {

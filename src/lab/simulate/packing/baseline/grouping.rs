@@ -1,10 +1,10 @@
 //! Policies that score what is on a node already: its pods, or the GPUs in use.
 
 use super::{BaselineScore, LARGEST_GPU, TOP};
-use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::lab::simulate::packing::cluster::{DemandSort, SimulatedNode};
-use crate::lab::simulate::packing::trace::PodKind;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::simulate::openb::WHOLE_GPU;
+use crate::simulate::packing::cluster::{DemandSort, SimulatedNode};
+use crate::simulate::packing::trace::PodKind;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 /// Groups pods of one sort: first nodes with that sort alone, then nodes that have it too, then empty ones, then those of other
 /// sorts; within each quarter of the scale the fuller node.
@@ -57,8 +57,8 @@ fn fullest(node: &SimulatedNode, kind: &PodKind) -> GpuSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-    use crate::lab::simulate::packing::testing::{kind, setting};
+    use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+    use crate::simulate::packing::testing::{kind, setting};
 
     /// A node of four GPUs with these pods on it, by GPU.
     fn node(pods: &[(PodKind, &[usize])]) -> SimulatedNode {

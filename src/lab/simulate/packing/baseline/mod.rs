@@ -13,7 +13,7 @@ pub mod scored;
 
 use super::cluster::SimulatedNode;
 use super::trace::PodKind;
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 /// The best score.
 const TOP: u32 = 100;

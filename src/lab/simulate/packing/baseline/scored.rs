@@ -2,9 +2,9 @@
 //! kind of pod, and only nodes that have changed since are scored again.
 
 use super::BaselineScore;
-use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::simulate::packing::trace::{PlayedTrace, PodKind};
 
 pub struct Scored<'s, S> {
     setting: &'s PlayedTrace,
@@ -70,7 +70,7 @@ impl RememberedScores {
 mod tests {
     use super::super::fit::BestFit;
     use super::*;
-    use crate::lab::simulate::packing::testing::{kind, setting};
+    use crate::simulate::packing::testing::{kind, setting};
 
     fn arrival(number: usize) -> PodArrival {
         PodArrival { number, pod: 0, kind: 0 }

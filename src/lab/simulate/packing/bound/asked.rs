@@ -4,10 +4,10 @@
 //! the bound of the mean counts is above the mean of the bounds, and one program serves all seeds.
 
 use super::Until;
-use crate::lab::simulate::packing::arrivals::Arrivals;
-use crate::lab::simulate::packing::curve;
-use crate::lab::simulate::packing::placer::PodArrival;
-use crate::lab::simulate::packing::trace::PlayedTrace;
+use crate::simulate::packing::arrivals::Arrivals;
+use crate::simulate::packing::curve;
+use crate::simulate::packing::placer::PodArrival;
+use crate::simulate::packing::trace::PlayedTrace;
 
 /// Pods by kind, as indices of the setting's kinds: means, so fractions too.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,7 +15,7 @@ use super::cluster::SimulatedCluster;
 use super::placer::{Placed, Placer, PodArrival};
 use super::policy::PlayedPolicy;
 use super::trace::{PlayedTrace, PodKind};
-use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::simulate::openb::WHOLE_GPU;
 use asked::DemandAtLoad;
 use program::{Unsolved, most};
 use serde::Serialize;

@@ -17,8 +17,8 @@
 //! they satisfy all constraints.
 
 use super::asked::DemandAtLoad;
-use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::lab::simulate::packing::trace::{PlayedNode, PlayedTrace, PodKind};
+use crate::simulate::openb::WHOLE_GPU;
+use crate::simulate::packing::trace::{PlayedNode, PlayedTrace, PodKind};
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Solution, Variable};
 use std::collections::BTreeMap;
 

@@ -3,11 +3,11 @@
 use super::super::cluster::{SimulatedNode, SimulatedPlacement};
 use super::super::testing::{kind, setting};
 use super::*;
-use crate::lab::simulate::openb::built_in;
-use crate::lab::simulate::packing::trace::PodKind;
-use crate::lab::simulate::packing::{CpuRule, Replay, SimulatedEviction, Typical, replay};
-use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::simulate::openb::built_in;
+use crate::simulate::packing::trace::PodKind;
+use crate::simulate::packing::{CpuRule, Replay, SimulatedEviction, Typical, replay};
 use proptest::prelude::*;
+use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 /// The greatest allocation of these pods, in thousandths of GPUs; the first `placed` of them must all be placed.
 fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -> Option<u64> {

@@ -4,17 +4,17 @@
 
 use super::cpu_pods::BestEffortCpuPods;
 use super::{PodTier, SimulatedEviction};
-use crate::lab::simulate::packing::baseline::fit::BestFit;
-use crate::lab::simulate::packing::baseline::scored::Scored;
-use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
-use crate::scheduling::evicting::WithoutEvictable;
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::vocabulary::demand::HostResources;
-use crate::scheduling::vocabulary::node::Node;
-use crate::units::{Bytes, MilliCpu};
+use crate::simulate::packing::baseline::fit::BestFit;
+use crate::simulate::packing::baseline::scored::Scored;
+use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::simulate::packing::trace::{PlayedTrace, PodKind};
+use stowage_scheduling::evicting::WithoutEvictable;
+use stowage_scheduling::ledger::Ledger;
+use stowage_scheduling::units::{Bytes, MilliCpu};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::vocabulary::demand::HostResources;
+use stowage_scheduling::vocabulary::node::Node;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CpuRule {
@@ -117,9 +117,9 @@ mod tests {
     use super::super::Shipped;
     use super::super::learning::Knowledge;
     use super::*;
-    use crate::lab::simulate::openb::Qos;
-    use crate::lab::simulate::packing::run::PackingRun;
-    use crate::lab::simulate::packing::testing::{kind, setting};
+    use crate::simulate::openb::Qos;
+    use crate::simulate::packing::run::PackingRun;
+    use crate::simulate::packing::testing::{kind, setting};
 
     /// On which of two nodes a pod of ten cores is placed: one with 16 cores or one with 64, the GPUs of both used by pods that
     /// need a core each. Later pods need six.

@@ -1,11 +1,11 @@
 //! Best-effort pods without GPUs. The ledger does not have them, but kube-scheduler evicts them like any others if CPU or
 //! memory is short: for each node, what they would free, and which of them are evicted.
 
-use crate::lab::simulate::packing::trace::PodKind;
-use crate::scheduling::vocabulary::demand::HostResources;
-use crate::units::{Bytes, MilliCpu};
+use crate::simulate::packing::trace::PodKind;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use stowage_scheduling::units::{Bytes, MilliCpu};
+use stowage_scheduling::vocabulary::demand::HostResources;
 
 #[derive(Debug, Default)]
 pub struct BestEffortCpuPods {

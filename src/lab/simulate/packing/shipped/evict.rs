@@ -3,17 +3,17 @@
 
 use super::cpu_pods::less;
 use super::{Shipped, ledger};
-use crate::ids::{NodeName, PodUid};
-use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedNode};
-use crate::lab::simulate::packing::placer::{Placed, PodArrival};
-use crate::lab::simulate::packing::trace::PodKind;
-use crate::lab::simulate::shown;
-use crate::scheduling::evicting;
-use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
-use crate::scheduling::verbs::observe::PodReleased;
-use crate::scheduling::verbs::wait::Reserve;
-use crate::scheduling::vocabulary::demand::HostResources;
-use crate::units::{Bytes, MilliCpu};
+use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedNode};
+use crate::simulate::packing::placer::{Placed, PodArrival};
+use crate::simulate::packing::trace::PodKind;
+use crate::simulate::shown;
+use stowage_scheduling::evicting;
+use stowage_scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
+use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_scheduling::units::{Bytes, MilliCpu};
+use stowage_scheduling::verbs::observe::PodReleased;
+use stowage_scheduling::verbs::wait::Reserve;
+use stowage_scheduling::vocabulary::demand::HostResources;
 
 impl Shipped<'_> {
     /// A victim is gone at once.

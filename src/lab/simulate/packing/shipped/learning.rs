@@ -2,18 +2,18 @@
 //! pods have arrived.
 
 use super::ledger;
-use crate::ids::NodeName;
-use crate::lab::simulate::packing::cluster::SimulatedCluster;
-use crate::lab::simulate::packing::trace::PlayedTrace;
-use crate::scheduling::placing::learned::{DemandHistory, DemandShape, EVERY, PackingModel};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::FreeHostKnown;
-use crate::scheduling::verbs::tick::PackingModelLearned;
-use crate::scheduling::vocabulary::demand::HostResources;
-use crate::scheduling::vocabulary::node::Node;
-use crate::units::{Bytes, MilliCpu};
+use crate::simulate::packing::cluster::SimulatedCluster;
+use crate::simulate::packing::trace::PlayedTrace;
 use std::sync::Arc;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::placing::learned::{DemandHistory, DemandShape, EVERY, PackingModel};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, MilliCpu};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::FreeHostKnown;
+use stowage_scheduling::verbs::tick::PackingModelLearned;
+use stowage_scheduling::vocabulary::demand::HostResources;
+use stowage_scheduling::vocabulary::node::Node;
 
 /// The known demand of pods to come.
 #[derive(Debug, Clone, Default)]

@@ -2,21 +2,21 @@
 //! allocatable VRAM; a pod of 1000 thousandths requires an exclusive GPU.
 
 use super::PodTier;
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodUid};
-use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::lab::simulate::packing::cluster::SimulatedPlacement;
-use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
-use crate::lab::simulate::shown::{self, GpuKind};
-use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::NodeObserved;
-use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::Bytes;
+use crate::simulate::openb::WHOLE_GPU;
+use crate::simulate::packing::cluster::SimulatedPlacement;
+use crate::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::simulate::shown::{self, GpuKind};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName, PodUid};
+use stowage_scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::NodeObserved;
+use stowage_scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// A common GPU size; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);

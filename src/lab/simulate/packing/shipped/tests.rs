@@ -1,11 +1,11 @@
 //! Stowage on small clusters: the ledger is right after every event, and agrees with the flat cluster.
 
 use super::*;
-use crate::lab::simulate::openb::{Qos, built_in};
-use crate::lab::simulate::packing::arrivals::Arrivals;
-use crate::lab::simulate::packing::run::PackingRun;
-use crate::lab::simulate::packing::testing::{kind, setting};
-use crate::scheduling::audit::ledger::audit;
+use crate::simulate::openb::{Qos, built_in};
+use crate::simulate::packing::arrivals::Arrivals;
+use crate::simulate::packing::run::PackingRun;
+use crate::simulate::packing::testing::{kind, setting};
+use stowage_scheduling::audit::ledger::audit;
 
 fn audited(shipped: &Shipped<'_>) {
     let violations = audit(&shipped.ledger);

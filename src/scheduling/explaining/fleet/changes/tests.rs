@@ -1,11 +1,11 @@
 //! What changes between two views of the fleet say, one kind of change at a time.
 
 use super::*;
-use crate::scheduling::explaining::testkit::{ExplainedCluster, name, pod};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::observe::{NodeDeleted, PodDeleted};
-use crate::scheduling::vocabulary::gpu::Health;
+use crate::explaining::testkit::{ExplainedCluster, name, pod};
+use crate::policy::Policy;
 use crate::units::Millis;
+use crate::verbs::observe::{NodeDeleted, PodDeleted};
+use crate::vocabulary::gpu::Health;
 use proptest::prelude::*;
 use serde_json::json;
 

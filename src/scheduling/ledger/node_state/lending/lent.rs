@@ -3,21 +3,21 @@
 use super::super::unaccounted_vram::observation;
 use super::super::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::ledger::pod_state::PodState;
-use crate::scheduling::ledger::pod_states::PodStates;
-use crate::scheduling::ledger::{KeepReason, Ledger};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::demand::{Demand, LONGEST_WAIT};
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::ledger::pod_state::PodState;
+use crate::ledger::pod_states::PodStates;
+use crate::ledger::{KeepReason, Ledger};
+use crate::policy::Policy;
 use crate::units::Bytes;
+use crate::vocabulary::demand::{Demand, LONGEST_WAIT};
+use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::node_reading::{Freshness, NodeReading};
 use std::sync::Arc;
 
 impl NodeState {
     /// Adds what lenders do not use to what pods that may borrow can have. Nothing, unless the figures are fresh and the node
     /// advertises it: kube-scheduler would not bind a pod that it cannot see room for. Nor where a GPU is reserved for a pod
     /// that cannot borrow there: borrowers are charged in full, so that it would not find what was kept for it.
-    pub(in crate::scheduling::ledger::node_state) fn add_lendable(
+    pub(in crate::ledger::node_state) fn add_lendable(
         &self,
         gpus: &mut [Gpu],
         pod_states: &PodStates,
@@ -56,7 +56,7 @@ impl NodeState {
     }
 
     /// VRAM that the node's engines lend, used or not.
-    pub(in crate::scheduling::ledger) fn lent(&self) -> Bytes {
+    pub(in crate::ledger) fn lent(&self) -> Bytes {
         let on = |place| self.lenders_on(place).map(|(resident, kept)| resident.per_gpu.minus(kept)).sum();
         match self.lending.lenders.is_empty() {
             true => Bytes::ZERO,
@@ -65,7 +65,7 @@ impl NodeState {
     }
 
     /// The lenders of which a demand borrows on these GPUs; none if its VRAM is free without them.
-    pub(in crate::scheduling::ledger) fn lenders_to(
+    pub(in crate::ledger) fn lenders_to(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -131,7 +131,7 @@ impl NodeState {
 
 /// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted
 /// alone.
-pub(in crate::scheduling::ledger::node_state) fn may_borrow(
+pub(in crate::ledger::node_state) fn may_borrow(
     demand: &Demand,
     pod_state: Option<&PodState>,
     policy: &Policy,
@@ -166,13 +166,13 @@ pub(super) fn kept_from_borrowing(
 
 impl Ledger {
     /// The demand as the pod may be placed by it: one that could not be evicted when a lender asks borrows nothing.
-    pub(in crate::scheduling) fn as_borrower(&self, uid: &PodUid, mut demand: Demand) -> Demand {
+    pub(crate) fn as_borrower(&self, uid: &PodUid, mut demand: Demand) -> Demand {
         demand.terms.borrows = may_borrow(&demand, self.pod_states.get(uid), &self.policy);
         demand
     }
 
     /// What the node advertises as `stowage.dev/vram`.
-    pub(in crate::scheduling) fn set_advertised(&mut self, name: &NodeName, advertised: Option<Bytes>) {
+    pub(crate) fn set_advertised(&mut self, name: &NodeName, advertised: Option<Bytes>) {
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_advertised(advertised)) {
             self.node_states.refresh_view(name, &self.pod_states, &self.policy);
         }

@@ -3,8 +3,8 @@
 use super::super::unaccounted_vram::observation;
 use super::super::{NodeState, ResidentPod};
 use crate::ids::PodUid;
-use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::node_reading::Freshness;
 
 /// A replica that has just begun waits that long for a node's first report.
 const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
@@ -19,7 +19,7 @@ enum Unknown {
 impl NodeState {
     /// By GPU, how much more than there is its pods are owed, as far as borrowers have it that stay, and those borrowers. Where a
     /// pod is to wake, a lender of which nothing is known counts as awake; elsewhere nothing is taken back for it.
-    pub(in crate::scheduling) fn overdrawn(
+    pub(crate) fn overdrawn(
         &self,
         stays: impl Fn(&ResidentPod) -> bool,
     ) -> Vec<(usize, Bytes, Vec<&ResidentPod>)> {
@@ -45,13 +45,13 @@ impl NodeState {
     }
 
     /// The pods here that wait for an answer to their request, or to its end, in order of UID.
-    pub(in crate::scheduling::ledger) fn wakes(&self) -> impl Iterator<Item = &ResidentPod> {
+    pub(in crate::ledger) fn wakes(&self) -> impl Iterator<Item = &ResidentPod> {
         self.residents().iter().filter(|resident| resident.is_unanswered)
     }
 
     /// The pod that needs what borrowers have of a GPU: one that is to wake, or else one that is recalled, or else one that lends,
     /// or else any.
-    pub(in crate::scheduling) fn lender_in_need(&self, place: usize) -> Option<&ResidentPod> {
+    pub(crate) fn lender_in_need(&self, place: usize) -> Option<&ResidentPod> {
         let here =
             self.residents().iter().filter(|resident| resident.gpus.contains(place) && !resident.borrows);
         here.max_by_key(|resident| (resident.is_waking, self.is_recalled(&resident.uid), resident.lends))
@@ -59,12 +59,7 @@ impl NodeState {
 
     /// Whether the whole grant of a pod that is to wake is free, and stays so: each of its GPUs has room for what all its pods are
     /// owed, borrowers included, and no borrower that has ended may have memory there still.
-    pub(in crate::scheduling::ledger) fn is_wakeable(
-        &self,
-        pod: &ResidentPod,
-        margin: Bytes,
-        now: Moment,
-    ) -> bool {
+    pub(in crate::ledger) fn is_wakeable(&self, pod: &ResidentPod, margin: Bytes, now: Moment) -> bool {
         self.knows_processes(pod, now)
             && pod.gpus.iter().all(|place| {
                 let lent = self.borrowed_on(place);
@@ -76,7 +71,7 @@ impl NodeState {
     }
 
     /// Borrowers on the GPUs of a pod.
-    pub(in crate::scheduling::ledger) fn borrowers_beside(&self, pod: &ResidentPod) -> usize {
+    pub(in crate::ledger) fn borrowers_beside(&self, pod: &ResidentPod) -> usize {
         let here = self.residents().iter().filter(|resident| resident.gpus.meets(pod.gpus));
         here.filter(|resident| resident.borrows).count()
     }

@@ -1,17 +1,17 @@
-//! What lending must not do, on clusters small enough to see it. [`crate::scheduling::proptests::lending`] has the random
+//! What lending must not do, on clusters small enough to see it. [`crate::proptests::lending`] has the random
 //! histories.
 
 use crate::ids::PodUid;
-use crate::scheduling::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
-use crate::scheduling::planning::{is_vram_owed, loans_to_end};
-use crate::scheduling::policy::{Class, Policy};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
-use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
+use crate::planning::{is_vram_owed, loans_to_end};
+use crate::policy::{Class, Policy};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
 use crate::units::Millis;
+use crate::verbs::bind::{BindAnswer, BindAsked};
+use crate::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
+use crate::vocabulary::placement::{Placement, Reservation};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

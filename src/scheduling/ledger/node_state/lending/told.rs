@@ -3,8 +3,8 @@
 use super::super::{NodeState, ResidentPod};
 use super::lent::kept_from_borrowing;
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::pod_state::PodState;
-use crate::scheduling::ledger::{KeepReason, Ledger};
+use crate::ledger::pod_state::PodState;
+use crate::ledger::{KeepReason, Ledger};
 use crate::units::{Bytes, Millis};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub struct PodLoan {
 
 impl Ledger {
     /// What a bound pod has to do with VRAM that is lent; `None` if that is nothing.
-    pub(in crate::scheduling) fn loan_of(&self, uid: &PodUid) -> Option<PodLoan> {
+    pub(crate) fn loan_of(&self, uid: &PodUid) -> Option<PodLoan> {
         let pod_state = self.pod_states.get(uid)?;
         let node_state = self.node_states.get(pod_state.node()?)?;
         let stage = self.loan_stage(node_state, pod_state, uid)?;
@@ -64,7 +64,7 @@ impl Ledger {
         })
     }
 
-    pub(in crate::scheduling::ledger) fn loan_stage(
+    pub(in crate::ledger) fn loan_stage(
         &self,
         node_state: &NodeState,
         pod_state: &PodState,
@@ -93,7 +93,7 @@ impl Ledger {
     }
 
     /// Whether a pod's class may borrow, and then what keeps the pod itself from it, if anything does.
-    pub(in crate::scheduling) fn borrowing_of(&self, pod_state: &PodState) -> Option<Option<KeepReason>> {
+    pub(crate) fn borrowing_of(&self, pod_state: &PodState) -> Option<Option<KeepReason>> {
         let may = pod_state.demand.terms.borrows;
         may.then(|| kept_from_borrowing(&pod_state.demand, pod_state, &self.policy))
     }

@@ -2,7 +2,7 @@
 
 use super::super::{NodeState, ResidentPod};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::Ledger;
+use crate::ledger::Ledger;
 use std::sync::Arc;
 
 /// A pod that is to wake, or may.
@@ -39,7 +39,7 @@ impl Ledger {
 
     /// Whether a bound pod's engine that sleeps may wake now: nothing of its grant is lent, and nothing will be. A pod of a class
     /// that lends has to ask, and to be told. `None` for a pod that is not bound.
-    pub(in crate::scheduling) fn may_wake(&self, uid: &PodUid) -> Option<bool> {
+    pub(crate) fn may_wake(&self, uid: &PodUid) -> Option<bool> {
         let pod_state = self.pod_states.get(uid)?;
         let wake = &pod_state.bound()?.wake;
         let resident = self.node_states.get(pod_state.node()?)?.resident_of(uid)?;
@@ -60,7 +60,7 @@ impl Ledger {
     }
 
     /// These pods get back what they lent before they ask for it, or need not any more.
-    pub(in crate::scheduling) fn set_recalled(&mut self, pods: &[PodUid], is_recalled: bool) {
+    pub(crate) fn set_recalled(&mut self, pods: &[PodUid], is_recalled: bool) {
         for uid in pods {
             let Some(name) = self.pod_states.get(uid).and_then(|pod_state| pod_state.node()).cloned() else {
                 continue;
@@ -73,12 +73,12 @@ impl Ledger {
     }
 
     /// Nodes with engines that sleep and lend, or may come to, in order of name.
-    pub(in crate::scheduling) fn nodes_with_lenders(&self) -> impl Iterator<Item = &NodeState> {
+    pub(crate) fn nodes_with_lenders(&self) -> impl Iterator<Item = &NodeState> {
         self.node_states.with_lenders().filter_map(|name| self.node_states.existing(name))
     }
 
     /// Nodes with pods that borrow, or that are to wake, in order of name.
-    pub(in crate::scheduling) fn nodes_with_loans(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
+    pub(crate) fn nodes_with_loans(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
         self.node_states.with_loans().filter_map(|name| Some((name, self.node_states.get(name)?)))
     }
 }

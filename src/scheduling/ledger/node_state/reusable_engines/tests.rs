@@ -1,19 +1,19 @@
 //! From an agent's reading of a sleeping engine to the GPU that a pod gets, through the verbs.
 
 use crate::ids::ModelId;
-use crate::scheduling::placing::affinity::{Wake, wake_on};
-use crate::scheduling::placing::rank::{Candidate, ScheduleAttempt, shortlist};
-use crate::scheduling::policy::{Policy, SleepingRule};
-use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
-use crate::scheduling::verbs::observe::{PodDeleted, ReadingReported};
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::placing::affinity::{Wake, wake_on};
+use crate::placing::rank::{Candidate, ScheduleAttempt, shortlist};
+use crate::policy::{Policy, SleepingRule};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
 use crate::units::{Bytes, Millis};
+use crate::verbs::bind::{BindAnswer, BindAsked};
+use crate::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::verbs::observe::{PodDeleted, ReadingReported};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 const ASLEEP: EngineModelState = EngineModelState::Asleep(SleepLevel::WeightsOffloaded);
 
@@ -36,7 +36,7 @@ fn engine(pod: &str, on: &str, gpu: u32) -> EngineReading {
         gpus: [gpu_at(on, gpu)].into(),
         state: ASLEEP,
         reusable_in: Some("default".into()),
-        seen: crate::scheduling::testkit::START,
+        seen: crate::testkit::START,
     }
 }
 

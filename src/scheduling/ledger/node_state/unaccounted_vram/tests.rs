@@ -7,20 +7,18 @@ mod silence;
 mod starting;
 mod waking;
 
+use crate::evicting::{BudgetRules, cheapest_victims};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
-use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::placing::fit::{Misfit, fit};
-use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::testkit::{self, LedgerCluster, START, gpu, gpu_pair, key, placed, uid, whole_gpu};
-use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
-use crate::scheduling::vocabulary::model_tier::NodeModelSet;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{
-    EngineLoad, Freshness, GpuReading, NodeReading, UnreadPod,
-};
-use crate::scheduling::vocabulary::placement::Reservation;
+use crate::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::placing::fit::{Misfit, fit};
+use crate::policy::{ExpiredRule, Policy};
+use crate::testkit::{self, LedgerCluster, START, gpu, gpu_pair, key, placed, uid, whole_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
+use crate::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use crate::vocabulary::model_tier::NodeModelSet;
+use crate::vocabulary::node::NodeKind;
+use crate::vocabulary::node_reading::{EngineLoad, Freshness, GpuReading, NodeReading, UnreadPod};
+use crate::vocabulary::placement::Reservation;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! The fleet of the cold starts: nodes that have something, or nothing, of each model, and the models.
 
-use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines, Sleeper};
-use crate::lab::simulate::fleet::pods::{Image, PodSpec};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::Bytes;
+use crate::simulate::fleet::machines::{MachineSpec, Machines, Sleeper};
+use crate::simulate::fleet::pods::{Image, PodSpec};
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::{GpuModel, ModelId, NodeName, PodUid};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 const NODES: usize = 40;
 const DRAWN_NODES: usize = 100;

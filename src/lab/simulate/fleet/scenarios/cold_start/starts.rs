@@ -1,10 +1,10 @@
 //! Starts that are counted, and engines that sleep on after their pods.
 
 use super::{HOST_MEMORY, Timer};
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::machines::Sleeper;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::units::Millis;
+use crate::simulate::fleet::machines::Sleeper;
+use crate::simulate::fleet::stage::Stage;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::units::Millis;
 
 pub struct CountedStart {
     pub seconds: f64,

@@ -1,7 +1,7 @@
 //! The models of the bank, and pods that claim to be one of them.
 
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::units::Bytes;
+use crate::simulate::fleet::pods::PodSpec;
+use stowage_scheduling::units::Bytes;
 
 /// What a pod is, by its label and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,16 +2,16 @@
 
 use super::app::App;
 use super::{FRAUD, GPU, machines};
-use crate::ids::{ModelId, PodUid};
-use crate::lab::simulate::fleet::engines::ModelShape;
-use crate::lab::simulate::fleet::machines::BrokenPromise;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::scenarios::Curve;
-use crate::lab::simulate::fleet::schedulers::FleetScheduler;
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use crate::lab::simulate::random::Random;
-use crate::units::{Bytes, Millis, Moment};
+use crate::simulate::fleet::engines::ModelShape;
+use crate::simulate::fleet::machines::BrokenPromise;
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::scenarios::Curve;
+use crate::simulate::fleet::schedulers::FleetScheduler;
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{ModelId, PodUid};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
 
 const MINUTE: Millis = Millis::seconds(60);
 /// Hours in which credit scoring goes through the whole portfolio, and in which people chat.

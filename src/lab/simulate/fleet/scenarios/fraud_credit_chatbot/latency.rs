@@ -12,12 +12,12 @@
 //! A100 a step without prompts takes 11 ms, and one with 2,048 tokens of prompts 190 ms. A GPU that switches within a step, by
 //! time slices of a few milliseconds, would answer sooner and take twice as long for each inference instead.
 
-use crate::lab::simulate::fleet::engines::speed::StepCost;
-use crate::lab::simulate::fleet::engines::{GpuSpeed, ModelShape};
-use crate::lab::simulate::fleet::scenarios::quantile;
-use crate::lab::simulate::fleet::traffic::RequestSize;
-use crate::lab::simulate::random::Random;
+use crate::simulate::fleet::engines::speed::StepCost;
+use crate::simulate::fleet::engines::{GpuSpeed, ModelShape};
+use crate::simulate::fleet::scenarios::quantile;
+use crate::simulate::fleet::traffic::RequestSize;
 use std::collections::{BTreeMap, VecDeque};
+use stowage_scheduling::testkit::random::Random;
 
 /// Of fraud detection: milliseconds between two inferences on average, and of one with the GPU to itself.
 const INFERENCE_EVERY: f64 = 1000.0 / 15.0;

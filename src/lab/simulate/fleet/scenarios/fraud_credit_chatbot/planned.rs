@@ -2,16 +2,18 @@
 
 use super::app::App;
 use super::{FRAUD, GPU};
-use crate::capacity_plan::geometry::Geometry;
-use crate::capacity_plan::gpu_types::GpuType;
-use crate::capacity_plan::plan;
-use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace, TemplateGpu, TemplateHost};
-use crate::ids::PodKey;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::scheduling::kube_filters::Requirements;
-use crate::scheduling::policy::Policy;
-use crate::units::Bytes;
+use crate::simulate::fleet::pods::PodSpec;
 use std::sync::Arc;
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::kube_filters::Requirements;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Bytes;
+use stowage_sizing::capacity_plan::geometry::Geometry;
+use stowage_sizing::capacity_plan::gpu_types::GpuType;
+use stowage_sizing::capacity_plan::plan;
+use stowage_sizing::capacity_plan::question::{
+    CapacityQuestion, NodeTemplate, PodToPlace, TemplateGpu, TemplateHost,
+};
 
 /// GPUs that suffice, and what the plan says of them.
 pub fn gpus(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {

@@ -2,14 +2,14 @@
 
 use super::app::App;
 use super::{GPU, machines};
-use crate::ids::{GpuUuid, PodUid};
-use crate::lab::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::schedulers::FleetScheduler;
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
-use crate::lab::simulate::random::Random;
-use crate::units::{Bytes, Millis, Moment};
+use crate::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::schedulers::FleetScheduler;
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
 
 /// Pods of one schedule.
 const PODS: (usize, usize) = (4, 12);

@@ -1,14 +1,14 @@
 //! GPUs that a device plugin slices by time: a pod gets any GPU, and nothing is isolated. Only memory is looked at here, in its
 //! favor: a real one lets pods run out of it.
 
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::machines::{Machine, Machines, PhysicalGpu};
-use crate::lab::simulate::fleet::messages::{Act, Message};
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::schedulers::FleetScheduler;
-use crate::lab::simulate::random::Random;
-use crate::units::{Bytes, Moment};
+use crate::simulate::fleet::machines::{Machine, Machines, PhysicalGpu};
+use crate::simulate::fleet::messages::{Act, Message};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::schedulers::FleetScheduler;
 use std::sync::Arc;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Moment};
 
 pub struct TimeSlicing {
     /// In the order in which they came.

@@ -1,15 +1,15 @@
 //! What is served: models with their engines, grants and traffic; and nodes to serve them on.
 
 use super::{MODELS, NODE_GPUS, PER_S, VRAM};
-use crate::ids::{GpuModel, ModelId, NodeName};
-use crate::lab::simulate::fleet::engines::requests::kv_tokens;
-use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::traffic::{CatalogModel, DayOfTraffic, Minute, ZipfCatalog};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::Bytes;
+use crate::simulate::fleet::engines::requests::kv_tokens;
+use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
+use crate::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::simulate::fleet::traffic::{CatalogModel, DayOfTraffic, Minute, ZipfCatalog};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuModel, ModelId, NodeName};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 /// A model in a busy stretch is asked for so many times its mean, and in a quiet one so much of it. A sixth of the time is busy.
 const BUSY: f64 = 4.0;

@@ -3,13 +3,13 @@
 use super::served::Served;
 use super::sums::{GpuUse, Sums};
 use super::{COMES_EVERY, STEP, Timer, WARM_UP};
-use crate::ids::{GpuUuid, PodUid};
-use crate::lab::simulate::fleet::engines::LatencyHistogram;
-use crate::lab::simulate::fleet::replicas::devices;
-use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::engines::LatencyHistogram;
+use crate::simulate::fleet::replicas::devices;
+use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::units::{Millis, Moment};
 
 /// Whether engines slow their neighbors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,15 +3,15 @@
 use super::catalog::ServedModel;
 use super::sums::GpuUse;
 use super::{SLO, TIMING, Timer};
-use crate::ids::{GpuUuid, PodUid};
-use crate::lab::simulate::fleet::engines::Engine;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::replicas::{ReplicaSet, ServingDay, ShippedScaler, devices};
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::scheduling::policy::AutoscalingRules;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
-use crate::units::{Moment, Percent};
+use crate::simulate::fleet::engines::Engine;
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::replicas::{ReplicaSet, ServingDay, ShippedScaler, devices};
+use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::policy::AutoscalingRules;
+use stowage_scheduling::units::{Moment, Percent};
+use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 pub struct Served<'m> {
     model: &'m ServedModel,

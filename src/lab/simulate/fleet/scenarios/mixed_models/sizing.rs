@@ -6,13 +6,13 @@ use super::pool::{Compute, Pool};
 use super::served::Served;
 use super::sums::Sums;
 use super::{MORE_REPLICAS, MOST_LATE};
-use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
-use crate::lab::simulate::fleet::scenarios::shipped;
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::lab::simulate::random::Random;
-use crate::scheduling::policy::AutoscalingRules;
-use crate::units::Bytes;
+use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
+use crate::simulate::fleet::scenarios::shipped;
+use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::stage::Stage;
+use stowage_scheduling::policy::AutoscalingRules;
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::Bytes;
 
 /// What places the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

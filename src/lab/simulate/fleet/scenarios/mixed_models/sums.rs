@@ -2,11 +2,11 @@
 
 use super::Timer;
 use super::catalog::{ServedModel, most};
-use crate::ids::GpuUuid;
-use crate::lab::simulate::fleet::engines::Engine;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::units::{Bytes, Millis};
+use crate::simulate::fleet::engines::Engine;
+use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::units::{Bytes, Millis};
 
 /// Between two points of the picture.
 const CURVE_EVERY: Millis = Millis::seconds(60);

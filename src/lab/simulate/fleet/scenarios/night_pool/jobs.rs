@@ -1,10 +1,10 @@
 //! The jobs of the night.
 
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::scenarios::endless_jobs::JobKind;
-use crate::lab::simulate::fleet::scenarios::running_jobs::{Job, Saving};
-use crate::lab::simulate::random::Random;
-use crate::units::{Bytes, Millis};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::scenarios::endless_jobs::JobKind;
+use crate::simulate::fleet::scenarios::running_jobs::{Job, Saving};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis};
 
 pub const JOBS: JobKind = JobKind { pending: 8, draw, pod };
 

@@ -1,13 +1,13 @@
 //! The pool of the night: replicas by the autoscaler's word, jobs in what is left, and the sums.
 
 use super::{DRAIN, GPUS, HEADROOM, NODES, STEP, Timer};
-use crate::ids::{ModelId, PodUid};
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::replicas::{ReplicaSet, ReplicaTiming, Scaler, ServingDay, devices};
-use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
-use crate::lab::simulate::fleet::scenarios::{Curve, Played, quantile};
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use crate::units::{Bytes, Millis, Moment};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::replicas::{ReplicaSet, ReplicaTiming, Scaler, ServingDay, devices};
+use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
+use crate::simulate::fleet::scenarios::{Curve, Played, quantile};
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
+use stowage_scheduling::ids::{ModelId, PodUid};
+use stowage_scheduling::units::{Bytes, Millis, Moment};
 
 const TIMING: ReplicaTiming = ReplicaTiming { ready_in: Millis::seconds(90), drain: DRAIN };
 const FIRST_REPLICAS: u32 = 6;

@@ -1,8 +1,8 @@
 //! Sums over the day: what teams borrow while they compete, and what is idle while work waits.
 
 use super::Team;
-use crate::units::Moment;
 use std::collections::BTreeMap;
+use stowage_scheduling::units::Moment;
 
 /// A team's share of the pool by the policy, in GPUs.
 #[derive(Debug, Clone, Copy)]
@@ -191,7 +191,7 @@ fn jain(shares: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Millis;
+    use stowage_scheduling::units::Millis;
 
     #[test]
     fn jain_s_index_is_one_for_equal_shares_and_one_in_n_if_one_has_all() {

@@ -1,10 +1,10 @@
 //! What the teams want over a day, drawn once for all variants.
 
 use super::Team;
-use crate::lab::simulate::fleet::scenarios::running_jobs::{Job, Saving};
-use crate::lab::simulate::fleet::traffic::{DayOfTraffic, RequestSize, built_in};
-use crate::lab::simulate::random::Random;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::scenarios::running_jobs::{Job, Saving};
+use crate::simulate::fleet::traffic::{DayOfTraffic, RequestSize, built_in};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// Engines at the peak.
 const MOST_ENGINES: f64 = 8.0;

@@ -2,13 +2,13 @@
 //! node are free or borrowed by pods that may be evicted; and for how long no scheduler could have helped.
 
 use super::Timer;
-use crate::ids::{GpuUuid, PodUid};
-use crate::lab::simulate::fleet::machines::Machine;
-use crate::lab::simulate::fleet::scenarios::quantile;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::machines::Machine;
+use crate::simulate::fleet::scenarios::quantile;
+use crate::simulate::fleet::stage::Stage;
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::policy::{Policy, Preemptibility};
+use stowage_scheduling::units::{Millis, Moment};
 
 /// The longest that the stage lets pass between two rounds of a scheduler.
 const CYCLE: Millis = Millis::seconds(5);

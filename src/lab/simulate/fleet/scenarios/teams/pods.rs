@@ -2,15 +2,15 @@
 
 use super::account::{Quota, Standing};
 use super::{GRANT, Team, Timer};
-use crate::ids::{ModelId, PodUid};
-use crate::lab::simulate::fleet::engines::ModelShape;
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::scenarios::running_jobs::Job;
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::scheduling::policy::Policy;
-use crate::units::Moment;
+use crate::simulate::fleet::engines::ModelShape;
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::scenarios::running_jobs::Job;
+use crate::simulate::fleet::stage::Stage;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::ids::{ModelId, PodUid};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::Moment;
 
 /// The two PriorityClasses.
 const GUARANTEED: i32 = 100;

@@ -6,13 +6,13 @@ use super::guarantee::{LOOK, obstacle};
 use super::pods::{Priorities, TeamPod, TeamPods, manifest};
 use super::sums::Sums;
 use super::{Team, Timer};
-use crate::ids::PodUid;
-use crate::lab::simulate::fleet::scenarios::Played;
-use crate::lab::simulate::fleet::scenarios::running_jobs::Job;
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use crate::scheduling::policy::Policy;
-use crate::units::{Millis, Moment};
+use crate::simulate::fleet::scenarios::Played;
+use crate::simulate::fleet::scenarios::running_jobs::Job;
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::VecDeque;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Millis, Moment};
 
 /// Jobs that a team's queue keeps pending.
 const PENDING: usize = 8;

@@ -3,10 +3,10 @@
 use super::Team;
 use super::account::{Account, Quota};
 use super::guarantee::Guarantees;
-use crate::lab::simulate::fleet::scenarios::running_jobs::RunningJobs;
-use crate::lab::simulate::fleet::scenarios::{Curve, quantile};
-use crate::lab::simulate::fleet::stage::START;
-use crate::units::Moment;
+use crate::simulate::fleet::scenarios::running_jobs::RunningJobs;
+use crate::simulate::fleet::scenarios::{Curve, quantile};
+use crate::simulate::fleet::stage::START;
+use stowage_scheduling::units::Moment;
 
 pub struct Sums {
     pub running: RunningJobs,

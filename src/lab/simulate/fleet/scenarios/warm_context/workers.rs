@@ -2,16 +2,16 @@
 
 use super::queue::Slot;
 use super::{A10, COLD, FROM_DISK, TITAN_X, WEIGHTS, seconds_on};
-use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
-use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::pods::PodSpec;
-use crate::lab::simulate::fleet::scenarios::shipped;
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use crate::lab::simulate::random::Random;
-use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
-use crate::units::{Bytes, Millis, Moment};
+use crate::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::simulate::fleet::pods::PodSpec;
+use crate::simulate::fleet::scenarios::shipped;
+use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuModel, ModelId, NodeName, PodUid};
+use stowage_scheduling::testkit::random::Random;
+use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 /// What becomes of the GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

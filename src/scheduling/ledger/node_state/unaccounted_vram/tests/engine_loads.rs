@@ -1,7 +1,7 @@
 //! What readings of engines change of what decisions see.
 
 use super::*;
-use crate::scheduling::policy::UnknownLoadRule;
+use crate::policy::UnknownLoadRule;
 
 fn load(kv: u8, queue: u32) -> EngineLoad {
     EngineLoad::of(Percent::new(kv), Some(queue))
@@ -79,7 +79,7 @@ fn the_averages_are_stored_with_the_ledger() {
     let mut bench = with_engine();
     (0..20).for_each(|n| read(&mut bench, load(30 + n, n.into())));
     let ledger: &Ledger = &bench.ledger;
-    let mut loaded = crate::scheduling::proptests::stored_and_loaded(ledger);
+    let mut loaded = crate::proptests::stored_and_loaded(ledger);
     let average = |ledger: &Ledger| ledger.smoothed_load(&node(), &gpu("GPU-a")).copied();
     assert!(average(ledger).is_some_and(|average| average.kv_cache() > Percent::new(40)));
     assert_eq!(average(&loaded), average(ledger));

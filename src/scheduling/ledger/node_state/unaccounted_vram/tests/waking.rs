@@ -1,7 +1,7 @@
 //! Which pods are woken when a reading shows free VRAM.
 
 use super::*;
-use crate::scheduling::ledger::SchedulingGate;
+use crate::ledger::SchedulingGate;
 
 #[test]
 fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {

@@ -1,0 +1,166 @@
+//! The Binding, with everything that the pod's containers need to find their GPUs.
+
+use super::written;
+use k8s_openapi::api::core::v1::{Binding, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeMap;
+use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, PodKey, PodUid};
+use stowage_scheduling::vocabulary::demand::{AskingContainer, Demand, Sharing};
+use stowage_scheduling::vocabulary::placement::Placement;
+
+/// The kind that NVIDIA's container runtime resolves by itself, in memory: no file has it, and nothing else finds its devices.
+pub const IN_MEMORY_CDI_KIND: &str = "runtime.nvidia.com/gpu";
+
+/// Of an annotation's key, behind its domain.
+const LONGEST_KEY_NAME: usize = 63;
+
+/// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
+/// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs. Without a CDI kind, as NVIDIA's
+/// legacy mode wants it, GPUs go by their bare UUIDs.
+pub fn binding(
+    key: &PodKey,
+    uid: &PodUid,
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: Option<&str>,
+    epoch: &LeaderEpoch,
+) -> Binding {
+    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
+    Binding {
+        metadata: ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            uid: Some(uid.to_string()),
+            annotations,
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(placement.node.to_string()),
+            ..ObjectReference::default()
+        },
+    }
+}
+
+/// Bytes of the annotations that a Binding adds at most: keys and short values, the GPUs by their UUIDs and twice and in each
+/// container by their CDI names, the UIDs of lenders, and for each container two keys with their values.
+pub fn most_added(demand: &Demand) -> usize {
+    let (gpus, containers) = (demand.gpus as usize, demand.containers.len());
+    2048 + gpus * 96 * (containers + 3) + containers * 512
+}
+
+fn annotations(
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: Option<&str>,
+    epoch: &LeaderEpoch,
+) -> BTreeMap<String, String> {
+    let names = gpu_names(placement, cdi_kind);
+    let mut annotations = BTreeMap::from([
+        (written::DEVICES.to_owned(), join(&placement.devices)),
+        (written::GRANTED.to_owned(), placement.granted.0.to_string()),
+        (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
+        (written::MEMORY_FRACTION.to_owned(), placement.memory_fraction.to_string()),
+        (written::VISIBLE_DEVICES.to_owned(), names.clone()),
+        (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
+    ]);
+    if !placement.borrowed_from.is_empty() {
+        let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
+        annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
+    }
+    annotations.extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
+    annotations.extend(container_fractions(demand, placement));
+    annotations
+}
+
+/// Of each container that asks, the key of its annotation for the NRI plugin, where it has one.
+pub fn nri_keys<'a>(
+    demand: &'a Demand,
+    cdi_kind: Option<&str>,
+) -> impl Iterator<Item = (&'a str, Option<String>)> {
+    // A plugin would look for a specification, and fail the container if there is none.
+    let is_read = cdi_kind.is_some_and(|kind| kind != IN_MEMORY_CDI_KIND);
+    demand.containers.iter().filter(move |_| is_read).map(|one| (&*one.name, nri_key(&one.name)))
+}
+
+/// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding,
+/// and refuses each later write of a pod that has an invalid one: its kubelet could not report that it runs, or has ended.
+fn nri_key(container: &str) -> Option<String> {
+    let key = format!("{}{container}", written::NRI_PREFIX);
+    let (_, name) = key.split_once('/')?;
+    (name.len() <= LONGEST_KEY_NAME).then_some(key)
+}
+
+/// Where several containers ask, each container's own part of the pod's fraction: told the pod's, each would use all of it.
+fn container_fractions(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (String, String)> {
+    let several = (demand.containers.len() > 1).then_some(&demand.containers);
+    several.into_iter().flat_map(|containers| containers.iter()).map(|AskingContainer { name, vram }| {
+        let fraction = placement.memory_fraction.part(*vram, demand.vram());
+        (format!("{name}{}", written::CONTAINER_FRACTION_SUFFIX), fraction.to_string())
+    })
+}
+
+/// In the CDI modes fully qualified: a bare UUID is taken there for one of the runtime's default kind, of which a node need not have
+/// a specification.
+fn gpu_names(placement: &Placement, cdi_kind: Option<&str>) -> String {
+    let prefix = cdi_kind.map(|kind| format!("{kind}=")).unwrap_or_default();
+    let name = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => format!("{prefix}{index}"),
+        None => format!("{prefix}{uuid}"),
+    };
+    placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
+}
+
+fn join(devices: &[GpuUuid]) -> String {
+    devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::testkit::{demand_of, gpu, node, uid};
+    use stowage_scheduling::units::Bytes;
+
+    #[test]
+    fn no_binding_adds_more_than_it_is_allowed_for() {
+        let longest = "c".repeat(53);
+        for (gpus, containers, kind) in [
+            (1_u32, 1, Some(IN_MEMORY_CDI_KIND)),
+            (8, 3, Some("management.nvidia.com/gpu")),
+            (64, 20, Some("nvidia.com/gpu")),
+            (64, 1, None),
+        ] {
+            let containers = (0..containers).map(|n| AskingContainer {
+                name: format!("{}{n:02}", &longest[2..]).into(),
+                vram: Bytes::gib(1),
+            });
+            let containers = containers.collect();
+            let demand = Demand { containers, ..demand_of(1 << 40, gpus, Sharing::Shared, 0) };
+            let uuid = |n: u32| gpu(&format!("MIG-{:08}-0000-0000-0000-000000000000", n));
+            let lender = |n: u32| uid(&format!("{n:08}-0000-0000-0000-000000000000"));
+            let placement = Placement {
+                devices: (0..gpus).map(uuid).collect(),
+                granted: demand.vram(),
+                borrowed_from: (0..gpus).map(lender).collect(),
+                ..Placement::by_plugin(node(&"n".repeat(253)))
+            };
+            let epoch = LeaderEpoch::new(lender(0).as_str(), i32::MAX, &"f".repeat(32));
+            let added = annotations(&demand, &placement, kind, &epoch);
+            let added: usize = added.iter().map(|(key, value)| key.len() + value.len()).sum();
+            assert!(added <= most_added(&demand), "{added} of {}", most_added(&demand));
+        }
+    }
+
+    #[test]
+    fn a_container_with_a_long_name_gets_no_invalid_annotation() {
+        let (longest, longer) = ("c".repeat(53), "c".repeat(54));
+        assert_eq!(nri_key(&longest), Some(format!("nvidia.cdi.k8s.io/container.{longest}")));
+        assert_eq!(nri_key(&longer), None);
+        let container = |name: &str| AskingContainer { name: name.into(), vram: Bytes::gib(1) };
+        let mut demand = demand_of(2, 1, Sharing::Shared, 0);
+        demand.containers = [container(&longest), container(&longer)].into();
+        let keys = |kind| nri_keys(&demand, kind).map(|(_, key)| key.is_some()).collect::<Vec<_>>();
+        assert_eq!(keys(Some("nvidia.com/gpu")), [true, false]);
+        assert_eq!((keys(Some(IN_MEMORY_CDI_KIND)), keys(None)), (vec![], vec![]), "nobody reads it there");
+    }
+}

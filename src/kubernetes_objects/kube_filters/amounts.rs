@@ -1,0 +1,100 @@
+//! Resource quantities of pods and nodes, added up as kube-scheduler does.
+//!
+//! A container that was resized in place counts with the largest of its request, its allocation and its running resources. For
+//! pod-level resources that are resized in place only the spec is used.
+
+use super::super::{VRAM, containers};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Node, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeMap;
+use stowage_scheduling::kube_filters::resources::{Amounts, CPU, ContainerAmounts, NamedAmounts};
+use stowage_scheduling::units::{Bytes, MilliCpu, QuantityError};
+use stowage_scheduling::vocabulary::demand::ContainerRole;
+use stowage_scheduling::vocabulary::device_plugin::PluginResource;
+
+type Quantities = BTreeMap<String, Quantity>;
+
+/// The resource name for the number of pods that a node takes.
+const PODS: &str = "pods";
+
+/// A node's allocatable resources, and how many pods it takes. A quantity that cannot be parsed counts as none.
+pub fn of_node(node: &Node) -> (Amounts, u64) {
+    let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
+    let mut named = NamedAmounts::new();
+    for (name, quantity) in allocatable.filter(|(name, _)| is_checked_here(name)) {
+        named.insert(name, amount(name, &quantity.0).unwrap_or(0));
+    }
+    let pods = named.remove(PODS).unwrap_or(0);
+    (Amounts::of(&named), pods)
+}
+
+/// A pod's resources. A quantity that cannot be parsed counts as more than any node has.
+pub fn of_pod(pod: &Pod) -> Amounts {
+    let Some(spec) = &pod.spec else { return Amounts::default() };
+    let amounts = |(role, container)| ContainerAmounts { role, amounts: of_container(pod, role, container) };
+    let containers: Vec<_> = containers(spec).map(amounts).collect();
+    let pod_level = spec.resources.as_ref().map(asked).unwrap_or_default();
+    Amounts::of_pod(&containers, &pod_level, &named(&spec.overhead))
+}
+
+fn of_container<'a>(pod: &'a Pod, role: ContainerRole, container: &'a Container) -> NamedAmounts<'a> {
+    let asked = container.resources.as_ref().map(asked).unwrap_or_default();
+    let Some(status) = status_of(pod, role, container) else { return asked };
+    let running = status.resources.as_ref().map(|resources| named(&resources.requests)).unwrap_or_default();
+    let granted = larger(running, named(&status.allocated_resources));
+    // A resize that is infeasible on the node does not count.
+    if is_resize_infeasible(pod) { granted } else { larger(asked, granted) }
+}
+
+/// An init container that has ended takes nothing, so its status is ignored.
+fn status_of<'a>(pod: &'a Pod, role: ContainerRole, container: &Container) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let statuses = match role {
+        ContainerRole::Main => &status.container_statuses,
+        ContainerRole::Sidecar => &status.init_container_statuses,
+        ContainerRole::Init => return None,
+    };
+    statuses.iter().flatten().find(|status| status.name == container.name)
+}
+
+fn is_resize_infeasible(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+    let is_pending =
+        |type_: &str, reason: Option<&str>| type_ == "PodResizePending" && reason == Some("Infeasible");
+    conditions.into_iter().any(|condition| is_pending(&condition.type_, condition.reason.as_deref()))
+}
+
+fn larger<'a>(mut one: NamedAmounts<'a>, other: NamedAmounts<'a>) -> NamedAmounts<'a> {
+    for (name, amount) in other {
+        let known = one.entry(name).or_default();
+        *known = amount.max(*known);
+    }
+    one
+}
+
+/// The requests, and the limits that a missing request defaults to.
+fn asked(resources: &ResourceRequirements) -> NamedAmounts<'_> {
+    let mut asked = named(&resources.limits);
+    asked.extend(named(&resources.requests));
+    asked
+}
+
+fn named(quantities: &Option<Quantities>) -> NamedAmounts<'_> {
+    let classified = quantities.iter().flatten().filter(|(name, _)| is_checked_here(name));
+    classified
+        .map(|(name, quantity)| (name.as_str(), amount(name, &quantity.0).unwrap_or(u64::MAX)))
+        .collect()
+}
+
+/// GPUs and their memory are left to the ledger.
+fn is_checked_here(resource: &str) -> bool {
+    resource != VRAM && !PluginResource::is_one(resource)
+}
+
+/// In thousandths of a core, whole bytes or pieces.
+pub fn amount(name: &str, text: &str) -> Result<u64, QuantityError> {
+    match name {
+        CPU => MilliCpu::parse_quantity(text).map(|cpu| cpu.0),
+        _ => Bytes::parse_quantity_up(text).map(|bytes| bytes.0),
+    }
+}

@@ -1,0 +1,479 @@
+//! The contract with pods and nodes: the keys and their meaning, and the conversion between Kubernetes objects and the core's
+//! types.
+//!
+//! The only place that knows both sides. It decides nothing and sends no request.
+
+mod audited_pod;
+mod binding;
+mod conditions;
+mod disruption_budget;
+mod disruption_info;
+mod gpu_models;
+mod images;
+pub mod kube_filters;
+mod node_signs;
+pub mod port;
+pub mod pruning;
+mod reservation;
+mod resource_slice;
+mod storage;
+
+pub use audited_pod::{has_started, observed_binding, observed_reservation};
+pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
+pub use conditions::{
+    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
+    disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, wakeable_for,
+    without_our_gate,
+};
+pub use disruption_budget::budget;
+pub use disruption_info::{is_mirror, observed as disruption, placeless_member};
+pub use images::{node_images, start_progress};
+pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
+pub use reservation::{
+    REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
+    reservation_ended_condition,
+};
+pub use resource_slice::device_slice;
+pub use storage::StorageResource;
+
+use k8s_openapi::api::core::v1::{Container, Node, Pod, PodCondition, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use stowage_scheduling::ids::{GpuUuid, InvalidName, NodeName, PodKey, PodUid};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use stowage_scheduling::policy::expression::is_within_bounds;
+use stowage_scheduling::policy::{Mode, Policy};
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::classification::{Classification, PodTraits};
+use stowage_scheduling::vocabulary::demand::{
+    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_ANNOTATIONS, MAX_GPUS, PluginAmount,
+    PodRequest, RequestError, Sharing,
+};
+use stowage_scheduling::vocabulary::device_plugin::PluginResource;
+use stowage_scheduling::vocabulary::node::NodeIdentity;
+use stowage_scheduling::vocabulary::placement::Reservation;
+
+/// The extended resource that a pod requests and a node advertises.
+pub const VRAM: &str = "stowage.dev/vram";
+
+/// Annotations a user sets on a pod.
+pub mod asked {
+    pub const GPUS: &str = "stowage.dev/gpus";
+    pub const EXCLUSIVE: &str = "stowage.dev/exclusive";
+    pub const MODEL: &str = "stowage.dev/model";
+    pub const KV_CACHE: &str = "stowage.dev/kv-cache";
+    /// On a bound pod: its engine is to wake, or is awake. Any text; a new one for each request.
+    pub const WAKE_REQUESTED: &str = "stowage.dev/wake-requested";
+    /// What KServe downloads for the pod: it names the model if it is one of the Hugging Face hub.
+    pub const KSERVE_SOURCE: &str = "internal.serving.kserve.io/storage-initializer-sourceuri";
+    /// Labels that name the model where no annotation does: llm-d's and KServe's.
+    pub const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
+}
+
+/// Annotations Stowage writes into a Binding.
+pub mod written {
+    pub const DEVICES: &str = "stowage.dev/devices";
+    pub const GRANTED: &str = "stowage.dev/vram-granted";
+    /// `true` if the pod has its GPUs to itself, `false` if it shares them.
+    pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
+    pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
+    /// Behind a container's name, where several ask: the part of it that is this container's.
+    pub const CONTAINER_FRACTION_SUFFIX: &str = ".container.stowage.dev/gpu-memory-fraction";
+    pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
+    /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
+    pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
+    /// UIDs of the sleeping engines that lend to the pod, comma-separated; missing if it borrows nothing.
+    pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
+    /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
+    pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
+}
+
+/// The annotation of what stands for an object that is larger than Stowage reads. Nobody can write it: no key in Kubernetes has a
+/// blank.
+pub const BEYOND_BOUND: &str = "Stowage: beyond bound";
+
+/// The annotation with the length of those that are dropped. Nobody can write it, either.
+pub const DROPPED_BYTES: &str = "Stowage: dropped bytes";
+
+/// Whether an object is a stand-in for one beyond its bound, of which little more than its name is known.
+pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
+    metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(BEYOND_BOUND))
+}
+
+/// Kubernetes' default for pods without one.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unidentified {
+    #[error("the pod has no metadata.{0}")]
+    Missing(&'static str),
+    #[error(transparent)]
+    Invalid(#[from] InvalidName),
+}
+
+/// A pod's UID, and its namespace and name.
+pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
+    let uid = pod.metadata.uid.as_deref().ok_or(Unidentified::Missing("uid"))?;
+    Ok((PodUid::parse(uid)?, identity_of_name(pod)?))
+}
+
+/// A pod's namespace and name, for a pod that may not have been created yet.
+pub fn identity_of_name(pod: &Pod) -> Result<PodKey, Unidentified> {
+    let name = pod.metadata.name.as_deref().ok_or(Unidentified::Missing("name"))?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    Ok(PodKey::parse(namespace, name)?)
+}
+
+/// A pod's demand.
+pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
+    classified_demand(pod, |traits| policy.classify(traits))
+}
+
+/// The same, with a classifier that may have the classification cached.
+pub fn classified_demand(
+    pod: &Pod,
+    classify: impl FnOnce(&PodTraits) -> Classification,
+) -> Result<Demand, RequestError> {
+    if is_stand_in(&pod.metadata) {
+        return Err(RequestError::TooLarge);
+    }
+    let demand = with_request(pod, |request| Demand::classified(request, classify))?;
+    let (images, engine) = (images::pod_images(pod), images::engine(pod));
+    let wish = kube_filters::gpu_wish(pod).map(Arc::new);
+    check_annotations(pod, &demand)?;
+    // No expression would hold for it, and its labels are its owner's choice.
+    if has_no_node(pod) && !is_within_bounds(&demand.traits) {
+        return Err(RequestError::TooLarge);
+    }
+    Ok(Demand { models: gpu_models::gpu_models(pod), wish, images, engine, ..demand })
+}
+
+/// Whether a pod without a node can take the annotations of its Binding. Those of one that has a node may have them already.
+fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
+    let annotations = pod.metadata.annotations.iter().flatten().filter(|_| has_no_node(pod));
+    let length = |(key, value): (&String, &String)| match key == DROPPED_BYTES {
+        true => value.parse().unwrap_or(0),
+        false => key.len() + value.len(),
+    };
+    let bytes: usize = annotations.map(length).sum();
+    let added = binding::most_added(demand);
+    if bytes == 0 || demand.asks_plugin() || bytes + added <= MAX_ANNOTATIONS {
+        return Ok(());
+    }
+    Err(RequestError::Annotations { bytes, added })
+}
+
+/// The demand of a pod whose devices kube-scheduler allocates by its claims.
+pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    let demand = with_request(pod, |request| Demand::of_claims(request, classify));
+    Demand { images: images::pod_images(pod), engine: images::engine(pod), ..demand }
+}
+
+/// Whether the pod names ResourceClaims and requests no GPU in any other way: fit is kube-scheduler's alone.
+pub fn asks_by_claims(pod: &Pod) -> bool {
+    let mut claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    claims.next().is_some() && !asks_for_gpu(pod)
+}
+
+/// Whether any container asks for `stowage.dev/vram`.
+pub fn asks_for_vram(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(containers).any(|(_, container)| requested(container, VRAM).is_some())
+}
+
+/// Whether the pod names a resource of GPUs and asks for none of it: kube-scheduler asks Stowage all the same, by the name alone.
+pub fn asks_for_zero(pod: &Pod) -> bool {
+    let is_gpu = |name: &str| name == VRAM || PluginResource::is_one(name);
+    let mut named = pod.spec.iter().flat_map(containers).flat_map(|(_, container)| named(container));
+    named.any(is_gpu) && !asks_for_gpu(pod)
+}
+
+/// Whether the pod has ended, so that its GPUs are free.
+pub fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Whether the pod is being deleted and has no node: kube-scheduler ignores it from then on, whatever finalizers keep it.
+pub fn waits_for_its_end(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some() && has_no_node(pod)
+}
+
+/// Whether the pod may still get a node.
+pub fn is_pending(pod: &Pod) -> bool {
+    has_no_node(pod) && !is_finished(pod) && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn has_no_node(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(str::is_empty)
+}
+
+/// A pod as the ledger takes it, or `None` if it requests no GPU or cannot be identified. `reservation` is the one that its
+/// condition describes.
+///
+/// A pending pod with an invalid request is left out: the answer to its filter request has the reason. A bound one counts with
+/// the most that it could mean. How long it has run is computed by wall time, `now`.
+pub fn observation(
+    pod: &Pod,
+    policy: &Policy,
+    reservation: Option<Reservation>,
+    now: jiff::Timestamp,
+) -> Option<PodObservation> {
+    classified_observation(pod, policy, &|traits| policy.classify(traits), reservation, now)
+}
+
+/// The same, with a classifier that may have the classification cached.
+pub fn classified_observation(
+    pod: &Pod,
+    policy: &Policy,
+    classify: &dyn Fn(&PodTraits) -> Classification,
+    reservation: Option<Reservation>,
+    now: jiff::Timestamp,
+) -> Option<PodObservation> {
+    if !asks_for_gpu(pod) || is_finished(pod) {
+        return None;
+    }
+    let (uid, key) = identity(pod).ok()?;
+    let observed = Some(disruption_info::observed(pod, now));
+    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
+        let demand = waiting_demand(pod, policy.mode, classify)?;
+        let reservation = reservation.filter(|_| !demand.asks_plugin());
+        let mut waiting = ObservedWaiting { reservation, ..waiting(pod) };
+        if waiting.gate == SchedulingGate::Planned && !is_served(pod, policy) {
+            waiting.gate = SchedulingGate::Others;
+        }
+        let state = ObservedPhase::Waiting(waiting);
+        return Some(PodObservation { uid, key, demand, state, observed });
+    };
+    let node = NodeName::parse(node).ok()?;
+    let demand = classified_demand(pod, classify).unwrap_or_else(|_| classified_worst_case(pod, classify));
+    // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
+    let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
+    let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
+    let ran =
+        pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
+    let state = ObservedPhase::Bound { node, devices, starting: is_starting(pod), ran };
+    Some(PodObservation { uid, key, demand, state, observed })
+}
+
+/// Whether the pod's scheduler asks Stowage. Another one would place the pod where it likes once its gate is lifted.
+fn is_served(pod: &Pod, policy: &Policy) -> bool {
+    let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or_default();
+    scheduler.is_empty() || policy.planning.scheduler_names.iter().any(|name| name == scheduler)
+}
+
+/// What keeps a pending pod from the scheduler, and where it is nominated; without its reservation.
+pub fn waiting(pod: &Pod) -> ObservedWaiting {
+    let Gates { ours, others } = gates(pod);
+    let gate = match (ours, others) {
+        (_, true) => SchedulingGate::Others,
+        (true, false) => SchedulingGate::Planned,
+        (false, false) => SchedulingGate::Open,
+    };
+    ObservedWaiting { reservation: None, gate, nominated: nominated(pod) }
+}
+
+/// The most that a pod could mean, for a pod that must be counted although its request is invalid.
+pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
+    classified_worst_case(pod, |traits| policy.classify(traits))
+}
+
+/// What a Binding recorded of the pod counts before what its annotations were edited to since.
+fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    let gpus = recorded_devices(pod).map(|devices| devices.len().to_string());
+    with_request(pod, |request| {
+        let gpus = gpus.as_deref().or(request.gpus);
+        let exclusive = annotation(pod, written::EXCLUSIVE).or(request.exclusive);
+        Demand::worst_case_classified(&PodRequest { gpus, exclusive, ..*request }, classify)
+    })
+}
+
+/// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
+fn waiting_demand(pod: &Pod, mode: Mode, classify: &dyn Fn(&PodTraits) -> Classification) -> Option<Demand> {
+    match classified_demand(pod, classify) {
+        Ok(demand) => Some(demand),
+        Err(_) if mode == Mode::Shadow => {
+            Some(classified_worst_case(pod, classify)).filter(Demand::asks_plugin)
+        }
+        Err(_) => None,
+    }
+}
+
+fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
+    Millis(u64::try_from(now.duration_since(start).as_millis()).unwrap_or(0))
+}
+
+/// Whether a bound pod's engine may be starting: the pod is not ready, and none of its containers has been restarted. A
+/// container that has failed once profiles memory again at any time; waiting for it would close the GPU to engine starts for
+/// ever. A pod without a status is on no real node.
+fn is_starting(pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return false };
+    let is_ready = |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
+    let was_restarted =
+        status.container_statuses.iter().flatten().any(|container| container.restart_count > 0);
+    !status.conditions.iter().flatten().any(is_ready) && !was_restarted
+}
+
+/// The GPUs that its Binding recorded, if the record is readable. A list longer than a node's GPUs was not written by Stowage.
+pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
+    let names = || annotation(pod, written::DEVICES).map(|text| text.split(','));
+    if names()?.nth(MAX_GPUS as usize).is_some() {
+        return None;
+    }
+    names()?.map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
+}
+
+/// Whether its Binding says that sleeping engines lend it its VRAM.
+pub fn borrows(pod: &Pod) -> bool {
+    annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty())
+}
+
+/// The VRAM its Binding granted it, over all its GPUs.
+pub fn granted(pod: &Pod) -> Option<Bytes> {
+    Bytes::parse_quantity(annotation(pod, written::GRANTED)?).ok()
+}
+
+/// Whether any container asks a device plugin for a GPU.
+pub fn asks_device_plugin(pod: &Pod) -> bool {
+    pod.spec
+        .iter()
+        .flat_map(containers)
+        .any(|(_, container)| asked_for(container).any(PluginResource::is_one))
+}
+
+/// Whether the pod requests a GPU in either way, so that the ledger tracks it.
+pub fn asks_for_gpu(pod: &Pod) -> bool {
+    asks_for_vram(pod) || asks_device_plugin(pod)
+}
+
+/// Whether its Binding granted it exclusive GPUs; `None` if the Binding does not say, as one written by an older version.
+pub fn granted_exclusive(pod: &Pod) -> Option<bool> {
+    annotation(pod, written::EXCLUSIVE)?.parse().ok()
+}
+
+/// For a bound pod the grant counts, not what its annotations were edited to since.
+fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
+    let (gpus, granted) = (devices.len() as u32, granted(pod));
+    // Without a record, a pod is exclusive if anything indicates it: it was granted more than it requested, or it requests it
+    // now.
+    let may_be_exclusive = || {
+        let asked = annotation(pod, asked::EXCLUSIVE);
+        granted.is_some_and(|granted| granted > demand.vram()) || asked.is_some_and(|text| text != "false")
+    };
+    match (granted_exclusive(pod).unwrap_or_else(may_be_exclusive), granted) {
+        (true, _) => {
+            let per_gpu = demand.vram().split(gpus);
+            Demand { gpus, per_gpu, sharing: Sharing::Exclusive, ..demand }
+        }
+        (false, Some(granted)) => {
+            Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand }
+        }
+        (false, None) => demand,
+    }
+}
+
+/// The Node object, and the machine it stands for; `None` for an object without a UID.
+pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    let ids = info.map(|info| [info.system_uuid.as_str(), info.machine_id.as_str()]);
+    // Some firmware has zeros, or ones, for a UUID that nobody set.
+    let is_set = |id: &&str| !id.chars().all(|c| "0fF-".contains(c));
+    let machine = ids.filter(|ids| ids.iter().any(is_set)).map(|ids| ids.join("/").into());
+    let created = node.metadata.creation_timestamp.as_ref().map(|created| created.0.as_second());
+    Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine, created })
+}
+
+fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
+    static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
+    let spec = pod.spec.as_ref();
+    let resources =
+        spec.into_iter().flat_map(containers).flat_map(|(_, container)| asked_for(container)).collect();
+    let containers: Vec<ContainerRequest<'_>> = spec
+        .into_iter()
+        .flat_map(containers)
+        .map(|(role, container)| container_request(role, container))
+        .collect();
+    let labels = pod.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
+    let label = |key: &&str| labels.get(*key).map(String::as_str);
+    let source = annotation(pod, asked::KSERVE_SOURCE).filter(|uri| uri.starts_with("hf://"));
+    let grace = spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
+    use_it(&PodRequest {
+        namespace: pod.metadata.namespace.as_deref().unwrap_or("default"),
+        labels,
+        priority_class: spec.and_then(|s| s.priority_class_name.as_deref()),
+        priority: spec.and_then(|s| s.priority).unwrap_or(0),
+        may_preempt: spec.and_then(|s| s.preemption_policy.as_deref()) != Some("Never"),
+        grace: Millis::seconds(grace.try_into().unwrap_or(0)).min(LONGEST_GRACE),
+        containers: &containers,
+        gpus: annotation(pod, asked::GPUS),
+        exclusive: annotation(pod, asked::EXCLUSIVE),
+        model: annotation(pod, asked::MODEL)
+            .or(source)
+            .or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
+        kv_cache: annotation(pod, asked::KV_CACHE),
+        service_account: spec.and_then(|s| s.service_account_name.as_deref()),
+        resources: &resources,
+    })
+}
+
+fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerRole, &Container)> {
+    let init =
+        spec.init_containers.iter().flatten().map(|container| match container.restart_policy.as_deref() {
+            Some("Always") => (ContainerRole::Sidecar, container),
+            _ => (ContainerRole::Init, container),
+        });
+    init.chain(spec.containers.iter().map(|container| (ContainerRole::Main, container)))
+}
+
+fn container_request(role: ContainerRole, container: &Container) -> ContainerRequest<'_> {
+    ContainerRequest {
+        name: &container.name,
+        role,
+        vram: requested(container, VRAM),
+        plugin: plugin_amount(container),
+        cpu: amount(container, "cpu"),
+        memory: amount(container, "memory"),
+    }
+}
+
+/// The request, or the limit it defaults to.
+fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
+    let resources = container.resources.as_ref()?;
+    let find = |amounts: &'a Option<BTreeMap<String, Quantity>>| amounts.as_ref()?.get(resource);
+    find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
+}
+
+/// The same where it is an amount: zero is no request. What cannot be read may be any amount.
+fn requested<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
+    amount(container, resource).filter(|text| Bytes::parse_quantity(text) != Ok(Bytes::ZERO))
+}
+
+fn plugin_amount(container: &Container) -> PluginAmount<'_> {
+    let resources: BTreeSet<&str> =
+        asked_for(container).filter(|resource| PluginResource::is_one(resource)).collect();
+    let Some(resource) = resources.first().copied() else { return PluginAmount::None };
+    let amount = amount(container, resource).unwrap_or_default();
+    match resources.len() {
+        1 => PluginAmount::Of { resource, amount },
+        _ => PluginAmount::Several { resource, amount },
+    }
+}
+
+/// Names of the resources that a container requests.
+fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
+    named(container).filter(|name| requested(container, name).is_some())
+}
+
+/// The same with those of which it asks for zero.
+fn named(container: &Container) -> impl Iterator<Item = &str> {
+    let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
+    lists.flatten().flat_map(BTreeMap::keys).map(String::as_str)
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! Compares two policies on one cluster: which pods change class, nodes or victims.
+
+use super::{ask, cluster};
+use serde::Serialize;
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
+use stowage_scheduling::policy::{Policy, Preemptibility};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::{PodObserved, PodReleased};
+use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+
+/// One policy's decision for a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodDecision {
+    pub class: String,
+    pub tenant: Option<String>,
+    pub preemptible: bool,
+    /// Nodes it could go to, best first; for a bound pod, if it were new.
+    pub nodes: Vec<String>,
+    /// If there is none: its victims.
+    pub victims: Vec<String>,
+}
+
+/// A pod for which two policies decide differently.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DecisionChange {
+    pub pod: PodKey,
+    /// Where it is bound, if it is.
+    pub node: Option<String>,
+    pub old: PodDecision,
+    pub new: PodDecision,
+}
+
+/// The differences between two policies.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyComparison {
+    /// Pods that were compared.
+    pub pods: usize,
+    pub changes: Vec<DecisionChange>,
+    /// Nodes that only one policy places pods on, or that admit different classes, each with the admitted classes.
+    pub nodes: Vec<NodeChange>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeChange {
+    pub node: String,
+    pub old: String,
+    pub new: String,
+}
+
+/// Both ledgers have the same cluster, each under its policy. In order of pod; unchanged pods are left out.
+pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
+    let mut pods: Vec<(PodKey, PodUid)> =
+        old.pod_states().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
+    pods.sort_unstable();
+    let mut comparison =
+        PolicyComparison { pods: pods.len(), nodes: node_changes(old, new), changes: Vec::new() };
+    for (pod, uid) in pods {
+        let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else { continue };
+        if before != after {
+            let node = old.pod_state(&uid).and_then(PodState::node).map(ToString::to_string);
+            comparison.changes.push(DecisionChange { pod, node, old: before, new: after });
+        }
+    }
+    comparison
+}
+
+/// A ledger's decision for one of its pods. The ledger is left as it was.
+fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
+    let policy = ledger.policy().clone();
+    let entry = ledger.pod_state(uid)?.clone();
+    ledger.apply(PodReleased(uid.clone()));
+    let answer = ask(ledger, &policy, entry.demand.clone());
+    let best = answer.list.best.iter().map(|candidate| answer.nodes[candidate.asked].to_string());
+    let nodes: Vec<String> = best.collect();
+    let victims = answer.victims.clone();
+    ledger.apply(PodReleased(cluster::uid(super::CASE)));
+    put_back(ledger, uid, entry.clone());
+    let class = policy.class(entry.demand.class);
+    Some(PodDecision {
+        class: class.name.clone(),
+        tenant: entry.demand.tenant.and_then(|id| policy.tenant(id)).map(|tenant| tenant.name.clone()),
+        preemptible: class.eviction == Preemptibility::ForHigherPriority,
+        nodes,
+        victims,
+    })
+}
+
+fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
+    let now = ledger.now();
+    let leaving = match &entry.phase {
+        PodPhase::Bound(bound) => bound.leaving,
+        _ => None,
+    };
+    let shown = Some(ObservedDisruptionInfo::of(&entry.disruption_info, leaving, now));
+    let state = match entry.phase {
+        PodPhase::Bound(bound) => ObservedPhase::Bound {
+            node: bound.node,
+            devices: bound.devices,
+            starting: entry.starting.is_some(),
+            ran: Some(now.since(bound.started)),
+        },
+        PodPhase::Waiting(waiting) => ObservedPhase::Waiting(ObservedWaiting {
+            reservation: waiting.reservation,
+            ..ObservedWaiting::default()
+        }),
+        // A dump has no Binding in progress.
+        PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
+    };
+    ledger.apply(PodObserved(PodObservation {
+        uid: uid.clone(),
+        key: entry.key,
+        demand: entry.demand,
+        state,
+        observed: shown,
+    }));
+}
+
+fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
+    let (old_policy, new_policy) = (old.policy().clone(), new.policy().clone());
+    let (before, after) = (old.snapshot(), new.snapshot());
+    let changes = before.nodes().iter().filter_map(|node| {
+        let other = after.node(node.name.as_str())?;
+        let (old, new) = (described(&old_policy, node), described(&new_policy, other));
+        (old != new).then(|| NodeChange { node: node.name.to_string(), old, new })
+    });
+    changes.collect()
+}
+
+/// `stowage, classes fraud and credit, 72.0 GiB`.
+fn described(policy: &Policy, node: &stowage_scheduling::vocabulary::node::Node) -> String {
+    use stowage_scheduling::placing::fit::exclusion;
+    use stowage_scheduling::vocabulary::node::NodeKind;
+    let kind = match node.kind {
+        NodeKind::Stowage => "stowage",
+        NodeKind::DevicePlugin => "device plugin",
+        NodeKind::Dra => "DRA driver",
+    };
+    let is_admitted = |name: &&str| policy.class_named(name).is_some_and(|id| node.classes.contains(id));
+    let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
+    let admitted: Vec<&str> = names.iter().copied().filter(is_admitted).collect();
+    let classes = if admitted.len() == names.len() { "all classes".into() } else { admitted.join(", ") };
+    let state = match (exclusion(node), node.closed, node.miscut) {
+        (Some(misfit), ..) => format!(", closed: {}", misfit.phrase()),
+        (_, true, _) => ", closed: no pod is placed there".into(),
+        (_, _, true) => ", closed: its GPUs are not cut as expected".into(),
+        _ => String::new(),
+    };
+    format!("{kind}, {classes}, {} allocatable{state}", node.capacity())
+}

@@ -1,0 +1,196 @@
+//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](stowage_scheduling::policy::Policy) that the
+//! core uses, or into all its problems, each with its place and the fix. Pure: texts come in, no file is opened here.
+//!
+//! The steps: [`tree`] parses YAML and keeps every place; [`config_map`] takes the files out of a ConfigMap; [`shape`] checks it
+//! against the JSON Schema of the [`mod@file`] types; [`merge`] makes one document of all files; [`parse`] fills in defaults;
+//! [`semantic`] checks whether the parts make sense together. Every problem is a [`diagnostic::Diagnostic`]. [`show`] renders the
+//! result.
+
+pub mod cases;
+mod config_map;
+pub mod diagnostic;
+pub mod file;
+pub mod format;
+mod merge;
+pub mod nearest;
+mod parse;
+pub mod render;
+mod semantic;
+pub mod shape;
+pub mod show;
+mod source;
+mod tree;
+pub mod windows;
+
+pub use source::{FileId, MAX_FILE, PolicySources, Position, SourceText, Span};
+
+use diagnostic::{Diagnostic, has_errors, sort};
+use parse::Draft;
+use sha2::{Digest as _, Sha256};
+use shape::SHAPES;
+use stowage_scheduling::policy::{Digest, Policy};
+use tree::YamlNode;
+
+/// A policy without errors.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// With its digest; its owner counts its version.
+    pub policy: Policy,
+    /// By file and place.
+    pub warnings: Vec<Diagnostic>,
+    /// Test cases next to the policy, in order of files.
+    pub tests: Vec<Test>,
+    merged: YamlNode,
+}
+
+/// One document of cases.
+#[derive(Debug, Clone)]
+pub struct Test {
+    /// Its place.
+    pub file: FileId,
+    pub test: file::PolicyTest,
+}
+
+/// Parses a policy from all its files. Returns it, or all its problems, errors and warnings, by file and place.
+pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
+    let texts = PolicySources::new(sources);
+    let Documents { policies, tests, mut diagnostics } = documents(sources, &texts);
+    let (merged, mut conflicts) = merge::merge(policies, &SHAPES.policy);
+    diagnostics.append(&mut conflicts);
+    let tests: Vec<Test> = tests.iter().filter_map(|node| test(node, &mut diagnostics)).collect();
+    let policy = match has_errors(&diagnostics) {
+        true => None,
+        false => policy(&merged, &mut diagnostics),
+    };
+    sort(&mut diagnostics);
+    match policy.filter(|_| !has_errors(&diagnostics)) {
+        Some(policy) => Ok(Loaded { policy, warnings: diagnostics, tests, merged }),
+        None => Err(diagnostics),
+    }
+}
+
+/// The documents in the files, by kind, and the problems of each document by itself.
+struct Documents {
+    policies: Vec<YamlNode>,
+    tests: Vec<YamlNode>,
+    diagnostics: Vec<Diagnostic>,
+}
+
+fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
+    let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
+    let mut nodes = tree::MAX_NODES;
+    for (index, source) in sources.iter().enumerate() {
+        let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
+        if documents.is_empty() && diagnostics.is_empty() {
+            found.diagnostics.push(empty(Span::new(FileId::at(index), 0..0)));
+        }
+        found.diagnostics.append(&mut diagnostics);
+        for document in documents {
+            if !config_map::is_config_map(&document) {
+                found.take(document, texts);
+                continue;
+            }
+            let (inner, mut diagnostics) = config_map::documents(&document, texts, &mut nodes);
+            found.diagnostics.append(&mut diagnostics);
+            inner.into_iter().for_each(|document| found.take(document, texts));
+        }
+    }
+    found
+}
+
+/// A file without content, comments or not, is probably an accident: every guarantee would be gone.
+fn empty(span: Span) -> Diagnostic {
+    Diagnostic::error("empty-file", span, "the file has no content")
+        .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
+}
+
+impl Documents {
+    fn take(&mut self, document: YamlNode, texts: &PolicySources<'_>) {
+        // A document of another kind is not Stowage's, whatever else is wrong with it.
+        if let Some(foreign_pod) = shape::foreign_pod(&document) {
+            return self.diagnostics.push(foreign_pod);
+        }
+        let (shape, name, list) = match shape::is_test(&document) {
+            true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
+            false => (&SHAPES.policy, "a policy", &mut self.policies),
+        };
+        self.diagnostics.extend(shape::check(&document, shape, name, texts));
+        list.push(document);
+    }
+}
+
+fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
+    let raw: file::PolicySpec = from_tree(merged, diagnostics)?;
+    let draft = match Draft::new(&raw) {
+        Ok(draft) => draft,
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("unreadable", merged.span, error.to_string()));
+            return None;
+        }
+    };
+    diagnostics.extend(semantic::check(merged, &raw, &draft));
+    if has_errors(diagnostics) {
+        return None;
+    }
+    match draft.finish() {
+        Ok(mut policy) => {
+            policy.digest = digest(&policy);
+            Some(policy)
+        }
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("policy", merged.span, error.to_string()));
+            None
+        }
+    }
+}
+
+fn test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
+    if has_errors(diagnostics) {
+        return None;
+    }
+    from_tree(node, diagnostics).map(|test| Test { file: node.span.file, test })
+}
+
+/// A document that passed the check can be parsed; if not, that is reported like any mistake.
+fn from_tree<T: serde::de::DeserializeOwned>(
+    node: &YamlNode,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<T> {
+    match serde_json::from_value(node.to_json()) {
+        Ok(raw) => Some(raw),
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("unreadable", node.span, error.to_string()));
+            None
+        }
+    }
+}
+
+/// The policy with the digest of what it says, for one that was not read from files.
+pub fn with_digest(mut policy: Policy) -> Policy {
+    policy.digest = digest(&policy);
+    policy
+}
+
+/// Digest of the policy with all defaults, so that comments, order of keys and files do not matter.
+fn digest(policy: &Policy) -> Digest {
+    let written =
+        serde_json::to_vec(&parse::render(policy)).expect("a raw policy has text keys and no floats");
+    let hash = Sha256::digest(written);
+    Digest(hash.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+}
+
+impl Loaded {
+    /// The whole policy as YAML, each value with its place.
+    pub fn show(&self, sources: &[SourceText]) -> String {
+        show::show(&self.policy, &self.merged, &PolicySources::new(sources))
+    }
+}
+
+#[cfg(test)]
+mod config_map_tests;
+#[cfg(test)]
+mod matching_tests;
+#[cfg(test)]
+mod round_trip_tests;
+#[cfg(test)]
+mod tests;

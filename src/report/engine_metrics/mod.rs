@@ -1,0 +1,17 @@
+//! Parses an inference engine's metrics page: its KV cache, its queue and its state.
+//!
+//! [`scan`] reads Prometheus' text format, [`stowage_scheduling::engines`] has the metric names of each engine, [`figures`] combines the two.
+//! Pure: bytes in, figures out. The page's source and age are not known here.
+
+pub mod figures;
+pub mod scan;
+
+#[cfg(test)]
+mod page_tests;
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+mod tests;
+
+pub use figures::{Figures, MetricsProblem, UnknownPage, read};
+pub use stowage_scheduling::engines::Engine;

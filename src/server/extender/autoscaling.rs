@@ -1,0 +1,194 @@
+//! How many replicas each model needs: evaluated every fifteen seconds from the agents' latest reports, and answered at
+//! `GET /v1/models/desired-replicas?model=MODEL` and as a metric. Read only: an HPA or KEDA changes replicas.
+//!
+//! The leader and its standby evaluate alike, because both get the reports: a new leader goes on where the other one was.
+
+use super::Extender;
+use super::operators::{Asker, held};
+use super::request::json;
+use super::server::PeerAddress;
+use crate::service::WorkKind;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use stowage_kubernetes_objects::port::OperatorPage;
+use stowage_scheduling::autoscaling::{Autoscaler, DesiredReplicas, SignalNeed, loads};
+use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::units::{Millis, Moment};
+use tokio::time::MissedTickBehavior;
+
+pub const PATH: &str = "/v1/models/desired-replicas";
+
+/// As often as an HPA reads it (`--horizontal-pod-autoscaler-sync-period`).
+pub const EVERY: Duration = Duration::from_secs(15);
+/// Until the watches have synced, there is nothing to evaluate.
+const UNTIL_SYNCED: Duration = Duration::from_millis(500);
+
+/// What is remembered of every model, and the latest answers.
+#[derive(Debug, Default)]
+pub struct ModelAutoscaling {
+    /// Locked over a whole evaluation. Take no other lock of this after `latest`.
+    autoscaler: Mutex<Autoscaler>,
+    latest: Mutex<Option<Evaluation>>,
+}
+
+#[derive(Debug)]
+struct Evaluation {
+    at: Moment,
+    desired: BTreeMap<ModelId, DesiredReplicas>,
+}
+
+impl ModelAutoscaling {
+    /// The latest answer for a model; `None` before there is one.
+    pub fn desired(&self, model: &ModelId) -> Option<DesiredReplicas> {
+        self.latest.lock().as_ref()?.desired.get(model).cloned()
+    }
+}
+
+/// Evaluates at this interval until it is dropped.
+pub async fn run(extender: Extender, every: Duration) {
+    let mut waiting = tokio::time::interval(UNTIL_SYNCED);
+    while !extender.service.leadership.is_synced() {
+        waiting.tick().await;
+    }
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let (service, extender) = (extender.service.clone(), extender.clone());
+        // Thousands of reports and all pods are gone through: not on a thread that answers the scheduler.
+        let evaluating =
+            service.heavy_work.begin_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
+        // If it panicked, the next evaluation tries again.
+        let _ = evaluating.await;
+    }
+}
+
+/// Evaluates all models once. Without a synced ledger nothing changes: the answers before stay.
+pub fn evaluate(extender: &Extender) {
+    let service = &extender.service;
+    let leadership = &service.leadership;
+    let now = service.now();
+    if !leadership.is_synced() || service.contact.lost_for(now).is_some() {
+        return;
+    }
+    let ledger = service.ledger_to_read();
+    let engines = extender.board.engine_samples(now, ledger.policy().telemetry.stale);
+    let found = loads(&ledger, &engines);
+    let autoscaling = &extender.autoscaling;
+    let desired = autoscaling.autoscaler.lock().evaluate(&ledger.policy().autoscaling, found, now);
+    service.metrics.autoscaling.set(&desired);
+    *autoscaling.latest.lock() = Some(Evaluation { at: now, desired });
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DesiredReplicasQuery {
+    model: String,
+}
+
+/// Why there is no answer. The client gets the text.
+#[derive(Debug, thiserror::Error)]
+enum DesiredReplicasError {
+    #[error("{0}; write {PATH}?model=MODEL, with the model's name as its engines report it")]
+    Query(String),
+    #[error("model is {0:?}, which is no model's name")]
+    Model(String),
+    #[error("replicas per model are not evaluated yet: {0}")]
+    NotSynced(&'static str),
+    #[error(
+        "no replica of the model {0} is known. Look whether its engines report it (`stowage models`), and whether the name is \
+         the one that they report. To have an answer while it has no replica, name it in the policy under autoscaling.models"
+    )]
+    UnknownModel(ModelId),
+}
+
+impl IntoResponse for DesiredReplicasError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Query(_) | Self::Model(_) => StatusCode::BAD_REQUEST,
+            Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::UnknownModel(_) => StatusCode::NOT_FOUND,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+/// The answer for one model. KEDA reads `desiredReplicas`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DesiredReplicasPage<'a> {
+    model: &'a ModelId,
+    desired_replicas: u32,
+    current_replicas: u32,
+    /// What the load asks for, before windows, steps and bounds.
+    asked_replicas: u32,
+    serving_replicas: u32,
+    starting_replicas: u32,
+    asleep_replicas: u32,
+    /// Sleeping replicas to wake before others start.
+    wake_replicas: u32,
+    reason: &'static str,
+    message: String,
+    signals: &'a [SignalNeed],
+    evaluated_millis_ago: Millis,
+}
+
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+    query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
+) -> Response {
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(PATH));
+    let turn = match extender.turn(&asker, page, &extender.pages.small).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    // A client that may not see the page learns nothing of what it takes.
+    match understood(query).and_then(|model| answered(&extender, model)) {
+        Ok(answer) => held(answer, turn),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn understood(
+    query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
+) -> Result<ModelId, DesiredReplicasError> {
+    let Query(query) = query.map_err(|rejection| DesiredReplicasError::Query(rejection.body_text()))?;
+    ModelId::parse(&query.model).map_err(|_| DesiredReplicasError::Model(query.model))
+}
+
+fn answered(extender: &Extender, model: ModelId) -> Result<Response, DesiredReplicasError> {
+    if let Some(reason) = extender.service.leadership.reason_not_synced() {
+        return Err(DesiredReplicasError::NotSynced(reason));
+    }
+    let now = extender.service.now();
+    let latest = extender.autoscaling.latest.lock();
+    let evaluation = latest.as_ref();
+    let evaluation =
+        evaluation.ok_or(DesiredReplicasError::NotSynced("the first evaluation is under way"))?;
+    let Some(desired) = evaluation.desired.get(&model) else {
+        return Err(DesiredReplicasError::UnknownModel(model));
+    };
+    let page = DesiredReplicasPage {
+        model: &model,
+        desired_replicas: desired.replicas,
+        current_replicas: desired.current(),
+        asked_replicas: desired.asked,
+        serving_replicas: desired.serving,
+        starting_replicas: desired.starting,
+        asleep_replicas: desired.asleep,
+        wake_replicas: desired.wake,
+        reason: desired.by.name(),
+        message: desired.message(),
+        signals: &desired.needs,
+        evaluated_millis_ago: now.since(evaluation.at),
+    };
+    Ok(json(StatusCode::OK, &page))
+}

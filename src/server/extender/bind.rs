@@ -1,0 +1,291 @@
+//! The `bind` verb on the wire: the core allocates, then this writes the Binding, reads and waits, as the core tells step by
+//! step ([`binding`](stowage_scheduling::verbs::binding)).
+//!
+//! Answering OK for a pod that is not bound would strand it until kube-scheduler restarts; that never happens here.
+
+use super::request::BadRequest;
+use super::wire::{BindingArgs, BindingResult};
+use super::{Extender, shadow};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, SystemTime};
+use stowage_kubernetes_objects::port::{
+    BindOrder, BindOutcome, ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, StatusChange,
+};
+use stowage_recording::answer::Decision;
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid, listed};
+use stowage_scheduling::ledger::AssumeConflict;
+use stowage_scheduling::units::Millis;
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage_scheduling::verbs::binding::{
+    BindingAnswer, BindingAnswered, BindingRead, BindingStage, BindingStep, PodRead, SettlingAsked,
+};
+use stowage_scheduling::verbs::shadow::Expected;
+use stowage_telemetry::NO_CODE;
+use tracing::{info, warn};
+
+/// Open Bindings that are read or written again at one time. After an outage of the API server there may be thousands, and their
+/// requests must not keep it from coming back.
+pub(super) const SETTLING_AT_ONCE: usize = 16;
+
+/// Binds, even if the client's connection closes meanwhile.
+pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResult, BadRequest> {
+    bind_since(extender, args, extender.service.traces().arrival()).await
+}
+
+/// The same for a call that arrived then, for its span.
+pub(super) async fn bind_since(
+    extender: &Extender,
+    args: &BindingArgs,
+    arrived: Option<SystemTime>,
+) -> Result<BindingResult, BadRequest> {
+    let uid = PodUid::parse(&args.pod_uid).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
+        .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    let node = NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
+    let call = extender.service.traces().call("bind", arrived, &uid, &key);
+    call.set_node(&node);
+    let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node }, unplaced: None };
+    let answers = extender.service.metrics.answers.clone();
+    let bound = extender.writes.spawn(call.around(async move { task.run().await })).await;
+    let (outcome, result) = match bound.unwrap_or(Err(AssumeConflict::Unanswered)) {
+        Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
+        Err(unbound) => {
+            call.fail(unbound.code());
+            (("unbound", unbound.code()), BindingResult { error: unbound.phrase() })
+        }
+    };
+    answers.with_label_values(&["bind", outcome.0, outcome.1]).inc();
+    Ok(result)
+}
+
+#[derive(Clone)]
+struct BindTask {
+    extender: Extender,
+    asked: BindAsked,
+    /// How long the pod had no place, if this request is the one that placed it.
+    unplaced: Option<Millis>,
+}
+
+impl BindTask {
+    async fn run(&self) -> Result<(), AssumeConflict> {
+        let BindAsked { uid, key, node } = &self.asked;
+        let expected = Expected::of(&self.extender.service.cluster(), uid);
+        self.bind().await?;
+        if let Some(expected) = expected {
+            shadow::bound(&self.extender, uid, key, node, &expected);
+        }
+        Ok(())
+    }
+
+    async fn bind(&self) -> Result<(), AssumeConflict> {
+        let step = self.extender.service.traces().step("decide");
+        let service = &self.extender.service;
+        let (answer, asked) = {
+            let mut cluster = service.cluster();
+            (cluster.apply(self.asked.clone()), cluster.asked())
+        };
+        service.record_answer(asked, || Decision::Bind(answer.clone()));
+        let decision = match answer {
+            Ok(BindAnswer::AlreadyBound) => return Ok(()),
+            Ok(BindAnswer::Write(decision)) => decision,
+            Err(conflict) => {
+                step.fail(conflict.code());
+                return Err(conflict);
+            }
+        };
+        if step.is_recorded() {
+            step.set("stowage.gpus", listed(&*decision.placement.devices).to_string());
+            step.set("stowage.policy.digest", decision.policy.to_string());
+        }
+        drop(step);
+        let BindDecision {
+            placement, demand, shows_reservation, policy, epoch, is_new, wakes, unplaced, ..
+        } = decision;
+        let BindAsked { uid, key, .. } = self.asked.clone();
+        let legacy_runtime = self.extender.board.has_legacy_runtime(&placement.node);
+        let order =
+            BindOrder { key, uid, demand, placement, shows_reservation, policy, epoch, legacy_runtime };
+        let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
+        task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new }).await?;
+        if wakes && is_new {
+            self.extender.service.metrics.bound_to_wake.inc();
+        }
+        Ok(())
+    }
+
+    /// Does what each step says, until the pod is bound or is not.
+    async fn carry_out(
+        &self,
+        order: BindOrder,
+        mut step: BindingStep,
+        stage: BindingStage,
+    ) -> Result<(), AssumeConflict> {
+        // A settling loop's turn is a read, and a write that follows from it: what was decided by the read waits for nothing more.
+        let mut turn = None;
+        loop {
+            step = match step {
+                BindingStep::Write => self.write(&order, stage).await,
+                BindingStep::Read => self.read(&order, stage).await,
+                BindingStep::Pause(pause) => {
+                    drop(turn);
+                    tokio::time::sleep(Duration::from_millis(pause.0)).await;
+                    turn = self.extender.settling.acquire().await.ok();
+                    if self.extender.service.leadership.is_stopping() {
+                        return Err(AssumeConflict::Unanswered);
+                    }
+                    self.read(&order, stage).await
+                }
+                BindingStep::Bound => {
+                    self.bound(&order);
+                    return Ok(());
+                }
+                BindingStep::Failed(why) => return Err(why),
+                BindingStep::Settle => {
+                    self.settle_later(order);
+                    return Err(AssumeConflict::Unanswered);
+                }
+                BindingStep::Over => return Err(AssumeConflict::Unanswered),
+            };
+        }
+    }
+
+    /// A write or a read that panics has no answer: without a step that follows, the Binding would stay open for good.
+    async fn write(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
+        let Extender { service, control_plane, .. } = &self.extender;
+        let (pod, node) = (&order.key, &order.placement.node);
+        let span = service.traces().write("write Binding", &order.uid, pod);
+        span.set_node(node);
+        let writing = AssertUnwindSafe(span.around(control_plane.bind(order))).catch_unwind();
+        let panicked = |_| BindOutcome::Unknown { message: "the write panicked".into() };
+        let outcome = writing.await.unwrap_or_else(panicked);
+        span.set("stowage.outcome", outcome.code());
+        drop(span);
+        let answer = match outcome {
+            BindOutcome::Written => BindingAnswer::Written,
+            BindOutcome::Conflict => BindingAnswer::Conflict,
+            BindOutcome::Refused { message } => {
+                if stage != BindingStage::Settling {
+                    warn!(%pod, %node, message, "binding refused");
+                }
+                BindingAnswer::Refused
+            }
+            BindOutcome::Unknown { message } => {
+                if stage != BindingStage::Settling {
+                    warn!(%pod, %node, message, "binding unanswered");
+                }
+                BindingAnswer::Unknown
+            }
+        };
+        service.cluster().apply(BindingAnswered {
+            uid: order.uid.clone(),
+            placement: order.placement.clone(),
+            stage,
+            answer,
+            latest_landing: self.latest_landing(),
+        })
+    }
+
+    async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
+        let Extender { service, control_plane, .. } = &self.extender;
+        let asked = service.now();
+        let reading = AssertUnwindSafe(control_plane.read_pod(&order.key)).catch_unwind();
+        let panicked = |_| Err(ControlPlaneError::Unknown("the read panicked".into()));
+        let record = reading.await.unwrap_or_else(panicked);
+        // A settling loop reads again and again while the API server is gone.
+        if let (Err(error), BindingStage::Request { .. }) = (&record, stage) {
+            warn!(pod = %order.key, %error, "the pod of an open binding could not be read");
+        }
+        let (uid, placement) = (order.uid.clone(), order.placement.clone());
+        let pod = pod_read(record, &uid);
+        let latest_landing = self.latest_landing();
+        service.cluster().apply(BindingRead { uid, placement, stage, pod, asked, latest_landing })
+    }
+
+    fn latest_landing(&self) -> Millis {
+        Millis(self.extender.control_plane.latest_landing().as_millis() as u64)
+    }
+
+    fn bound(&self, order: &BindOrder) {
+        self.note_placement(order);
+        let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
+        info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
+        if let Some(greatest) = placement.greatest_fraction {
+            let text = format!(
+                "The pod's grant is {} of one GPU's memory and {greatest} of another's: stowage.dev/gpu-memory-fraction is the \
+                 smaller, so that an engine uses more than it was granted on neither, and less on the second.",
+                placement.memory_fraction
+            );
+            let (key, uid) = (order.key.clone(), order.uid.clone());
+            control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::UnevenGpus, text });
+        }
+        if order.shows_reservation {
+            let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
+            // Clears the reservation's condition. If this fails, the planner clears it for as long as the pod shows it.
+            writes.spawn(async move {
+                control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
+            });
+        }
+    }
+
+    fn note_placement(&self, order: &BindOrder) {
+        let service = &self.extender.service;
+        let policy = service.cluster().policy().clone();
+        if let Some((unplaced, class)) = self.unplaced.zip(policy.classes().get(order.demand.class.place())) {
+            let histogram = service.metrics.placement_seconds.with_label_values(&[&class.name]);
+            histogram.observe(unplaced.0 as f64 / 1e3);
+        }
+    }
+
+    /// Starts the placement's settling loop unless one runs.
+    fn settle_later(&self, order: BindOrder) {
+        let asked = SettlingAsked { uid: order.uid.clone(), placement: order.placement.clone() };
+        let Some(first) = self.extender.service.cluster().apply(asked) else { return };
+        let task = self.clone();
+        self.extender.writes.spawn(async move {
+            let settled = task.carry_out(order, first, BindingStage::Settling).await;
+            let outcome = settled.map_or_else(|unbound| unbound.code(), |()| "bound");
+            info!(pod = %task.asked.key, outcome, "the settling loop of a binding ended");
+        });
+    }
+}
+
+fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid) -> PodRead {
+    match record {
+        Err(_) => PodRead::Failed,
+        Ok(Some(PodOnRecord { uid: found, node, devices, borrows, is_over, .. })) if found == *uid => {
+            match node {
+                Some(node) => PodRead::Bound { node, devices, borrows },
+                // The API server binds no pod that has ended or is being deleted, whatever finalizers keep it.
+                None if is_over => PodRead::Gone,
+                None => PodRead::Unbound,
+            }
+        }
+        Ok(_) => PodRead::Gone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::testkit::{node, uid};
+
+    /// The API server refuses every Binding of it, and its finalizers may keep it for days.
+    #[test]
+    fn a_pod_that_ends_before_it_has_a_node_is_gone_and_a_bound_one_is_bound() {
+        let record = |on: Option<&str>, is_over| PodOnRecord {
+            uid: uid("a"),
+            node: on.map(node),
+            devices: None,
+            has_started: false,
+            is_over,
+            borrows: false,
+            refusal: None,
+        };
+        let read = |record| pod_read(Ok(Some(record)), &uid("a"));
+        assert_eq!(read(record(None, false)), PodRead::Unbound);
+        assert_eq!(read(record(None, true)), PodRead::Gone);
+        let bound = PodRead::Bound { node: node("n"), devices: None, borrows: false };
+        assert_eq!(read(record(Some("n"), true)), bound);
+    }
+}

@@ -1,0 +1,71 @@
+//! `GET /v1/bundle`: what the flight recorder has of the last minutes, for `stowage replay`.
+
+use super::Extender;
+use super::operators::{Asker, streamed};
+use super::server::PeerAddress;
+use crate::service::BundleNames;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use std::num::NonZeroU32;
+use std::time::Duration;
+use stowage_kubernetes_objects::port::OperatorPage;
+use tracing::warn;
+
+pub const PATH: &str = "/v1/bundle";
+/// Of a segment that is longer all is given: replay begins at its checkpoint.
+const MINUTES: u32 = 15;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BundleQuery {
+    /// How many of the last minutes.
+    minutes: Option<NonZeroU32>,
+    /// Whether names are replaced by pseudonyms.
+    #[serde(default)]
+    redact: bool,
+}
+
+/// Why there is no bundle. The client gets the text.
+#[derive(Debug, thiserror::Error)]
+enum BundleError {
+    #[error("{0}; write {PATH}?minutes=15, and &redact=true for pseudonyms in place of names")]
+    Query(String),
+    #[error("this Stowage records nothing: start it with `stowage serve --record DIR`")]
+    NotRecording,
+}
+
+impl IntoResponse for BundleError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Query(_) => StatusCode::BAD_REQUEST,
+            Self::NotRecording => StatusCode::NOT_FOUND,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+    asked: Result<Query<BundleQuery>, QueryRejection>,
+) -> Response {
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(PATH));
+    let turn = match extender.turn(&asker, page, &extender.pages.large).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    let BundleQuery { minutes, redact } = match asked {
+        Ok(Query(asked)) => asked,
+        Err(rejection) => return BundleError::Query(rejection.body_text()).into_response(),
+    };
+    let Some(bundles) = extender.bundles else { return BundleError::NotRecording.into_response() };
+    let last = Duration::from_secs(60 * u64::from(minutes.map_or(MINUTES, NonZeroU32::get)));
+    let names = if redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
+    streamed(&extender.service, turn, "application/octet-stream", move |out| {
+        bundles.write_bundle(last, names, out).inspect_err(|error| warn!(%error, "a bundle ends early"))
+    })
+}

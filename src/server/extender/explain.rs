@@ -1,0 +1,162 @@
+//! `GET /v1/explain?pod=NAMESPACE/NAME`: why a pod is where it is, as `stowage explain` prints it. Read only.
+//!
+//! The ledger is locked for a few short reads. The work in between runs outside the lock, on a thread that does not answer
+//! kube-scheduler.
+
+use super::Extender;
+use super::operators::{Asker, held};
+use super::request::{BadRequest, json};
+use super::server::PeerAddress;
+use crate::service::{Service, WorkKind};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use stowage_scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
+use stowage_scheduling::explaining::remedy::RemedyChange;
+use stowage_scheduling::explaining::{Explanation, PodAccess, ShownNodes, explain_to};
+use stowage_scheduling::ids::{NodeName, PodKey};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExplainQuery {
+    /// `NAMESPACE/NAME`, or the name of a pod in the namespace `default`.
+    pod: String,
+    /// Every node in detail.
+    #[serde(default)]
+    all: bool,
+    /// This node only.
+    node: Option<String>,
+}
+
+/// Why there is no explanation. The client gets the text.
+#[derive(Debug, thiserror::Error)]
+enum ExplainError {
+    #[error("{0}; write /v1/explain?pod=NAMESPACE/NAME, with &all=true for every node or &node=NAME for one")]
+    Query(String),
+    #[error("pod is {0:?}; write NAMESPACE/NAME")]
+    Pod(String),
+    #[error("node is {0:?}, which is no node's name")]
+    Node(String),
+    #[error("the ledger is not complete yet: {0}")]
+    NotSynced(&'static str),
+    #[error(
+        "Stowage knows no pod {0}. Look whether it exists and has not ended (`kubectl -n {namespace} get pod {name}`), whether \
+         a container of it asks for stowage.dev/vram or a device plugin's GPU, and whether it can be understood: what is wrong with a pod stands in its \
+         Events as StowageInvalidRequest (`kubectl -n {namespace} describe pod {name}`)",
+        namespace = .0.namespace,
+        name = .0.name
+    )]
+    UnknownPod(PodKey),
+    #[error("Stowage failed on this pod, which is a defect of its own; its log says where")]
+    Panicked,
+}
+
+impl IntoResponse for ExplainError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Query(_) | Self::Pod(_) | Self::Node(_) => StatusCode::BAD_REQUEST,
+            Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::UnknownPod(_) => StatusCode::NOT_FOUND,
+            Self::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+    asked: Result<Query<ExplainQuery>, QueryRejection>,
+) -> Response {
+    let Query(asked) = match asked {
+        Ok(asked) => asked,
+        Err(rejection) => return ExplainError::Query(rejection.body_text()).into_response(),
+    };
+    let (key, options) = match pod(&asked).and_then(|key| Ok((key, options(&asked)?))) {
+        Ok(understood) => understood,
+        Err(unexplained) => return unexplained.into_response(),
+    };
+    let asker = Asker::new(source, headers);
+    let admitted = async {
+        let reader = extender.page_auth.pod_access(&asker.headers, asker.source, &key).await?;
+        Ok::<_, BadRequest>((reader, extender.slot(&extender.pages.small).await?))
+    };
+    let (reader, turn) = match admitted.await {
+        Ok(admitted) => admitted,
+        Err(refused) => return refused.into_response(),
+    };
+    match explained(&extender, key, reader, options).await {
+        Ok(explanation) => held(json(StatusCode::OK, &explanation), turn),
+        Err(unexplained) => unexplained.into_response(),
+    }
+}
+
+fn pod(asked: &ExplainQuery) -> Result<PodKey, ExplainError> {
+    let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
+    PodKey::parse(namespace, name).map_err(|_| ExplainError::Pod(asked.pod.clone()))
+}
+
+async fn explained(
+    extender: &Extender,
+    key: PodKey,
+    reader: PodAccess,
+    options: ShownNodes,
+) -> Result<Explanation, ExplainError> {
+    let service = extender.service.clone();
+    if let Some(reason) = service.leadership.reason_not_synced() {
+        return Err(ExplainError::NotSynced(reason));
+    }
+    let named = key.clone();
+    let explaining = move || {
+        let mut cluster = service.cluster_to_explain();
+        let uid = cluster.uid_of(&named)?;
+        let explanation = explain_to(reader, &mut cluster, &uid, &options)?;
+        let conflicts = service.conflicts().of(&uid);
+        let conflicts =
+            conflicts.iter().map(|conflict| ConflictPart::shown_to(reader, &named, conflict)).collect();
+        let explanation = Explanation { conflicts, ..explanation };
+        Some(if service.leadership.is_leading() { explanation } else { on_standby(explanation, &service) })
+    };
+    let explaining = extender.service.heavy_work.counted(WorkKind::Page, explaining);
+    let explained = tokio::task::spawn_blocking(explaining).await.map_err(|_| ExplainError::Panicked)?;
+    // A pod that ends meanwhile is unknown, too.
+    explained.ok_or(ExplainError::UnknownPod(key))
+}
+
+/// What kube-scheduler asked, and what was decided on it, is the leader's to know: this replica's next step would be a guess.
+fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
+    let leader = service.leadership.leader();
+    let ask = match &leader {
+        Some(leader) => format!(
+            "ask the leader, {leader}: kubectl -n kube-system port-forward pod/{leader} 9445, and stowage explain again"
+        ),
+        None => "no replica is known to hold the Lease; ask again in a few seconds".into(),
+    };
+    let text = format!(
+        "this replica is on standby, and kube-scheduler asks the leader: which nodes it asked about, refusals and soft \
+         reservations are not known here; {ask}"
+    );
+    if matches!(explanation.stage, PodStage::Waiting { .. }) {
+        explanation.remedies.retain(|remedy| !is_next_step(&remedy.change));
+    }
+    explanation.standby = Some(StandbyPart { leader: leader.map(|leader| leader.to_string()), text });
+    explanation
+}
+
+fn is_next_step(change: &RemedyChange) -> bool {
+    use RemedyChange::{NotAsked, NotBound, Requeued};
+    matches!(change, NotAsked | NotBound { .. } | Requeued { .. })
+}
+
+fn options(asked: &ExplainQuery) -> Result<ShownNodes, ExplainError> {
+    let node =
+        asked.node.as_deref().map(|name| NodeName::parse(name).map_err(|_| ExplainError::Node(name.into())));
+    Ok(match (node.transpose()?, asked.all) {
+        (Some(node), _) => ShownNodes::Node(node),
+        (None, true) => ShownNodes::All,
+        (None, false) => ShownNodes::default(),
+    })
+}

@@ -1,0 +1,214 @@
+//! The `filter` verb on the wire: reads the pod, asks the core, and answers which of the named nodes fit.
+
+use super::request::BadRequest;
+use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
+use super::{Extender, shadow};
+use k8s_openapi::api::core::v1::Pod;
+use std::fmt::Write;
+use std::time::Instant;
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_recording::answer::{Asked, Decision};
+use stowage_scheduling::explaining::remedy::RemedyChange;
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::ledger::is_of_template;
+use stowage_scheduling::placing::fit::sentence;
+use stowage_scheduling::placing::rank::{RefusedNodes, Shortlist};
+use stowage_scheduling::placing::snapshot::Snapshot;
+use stowage_scheduling::policy::Mode;
+use stowage_scheduling::units::plural;
+use stowage_scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
+use stowage_scheduling::verbs::request::{DecisionView, VerbRequest};
+use stowage_scheduling::vocabulary::demand::RequestError;
+use stowage_scheduling::vocabulary::device_plugin::Ask;
+use stowage_telemetry::NO_CODE;
+
+/// A pod whose request is invalid.
+#[derive(Debug)]
+pub struct InvalidPod {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub error: RequestError,
+}
+
+impl InvalidPod {
+    /// Records an Event on the pod.
+    pub fn record_event(&self, extender: &Extender) {
+        let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
+        extender.control_plane.record_event(PodEvent {
+            key,
+            uid,
+            kind: PodEventReason::InvalidRequest,
+            text,
+        });
+    }
+}
+
+/// The pod of a request. The outer error is a malformed request, the inner one a pod whose request is invalid.
+pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, InvalidPod>, BadRequest> {
+    let (uid, key) = objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
+        Ok(demand) => {
+            let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
+            Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption }))
+        }
+        Err(RequestError::NoVram) if objects::asks_for_zero(pod) => {
+            let demand = objects::claims_demand(pod, |traits| extender.service.classify(traits));
+            Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption: None }))
+        }
+        Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
+        Err(error) => Ok(Err(InvalidPod { uid, key, error })),
+    }
+}
+
+pub fn filter<'a>(
+    extender: &Extender,
+    args: &'a ExtenderArgs<'a>,
+    nodes: &'a AskedNodes<'a>,
+) -> Result<FilterResult<'a>, BadRequest> {
+    let pass_all = |code| {
+        count_answer(extender, "passed", code);
+        answer(nodes, 0..nodes.len(), std::iter::empty())
+    };
+    if objects::asks_by_claims(&args.pod) {
+        return Ok(pass_all("claims"));
+    }
+    let request = match read_pod(extender, &args.pod)? {
+        Ok(request) => request,
+        Err(invalid) => {
+            let let_through = shadow::filter_invalid(extender, nodes, &args.pod, &invalid);
+            return Ok(let_through.unwrap_or_else(|| refuse_invalid(extender, nodes, &invalid)));
+        }
+    };
+    if request.demand.ask == Ask::Claims {
+        // The ledger takes note of it, for its Binding.
+        ask(extender, request);
+        return Ok(pass_all("no-gpu"));
+    }
+    let step = extender.service.traces().step("decide");
+    let (view, asked) = ask(extender, request);
+    let score_cache = || extender.service.score_cache();
+    let mut scores = score_cache().take(&view.snapshot, &view.request.demand, &view.policy);
+    let list = decide(&view, nodes.names(), &mut scores);
+    score_cache().put(scores);
+    if step.is_recorded() {
+        step.set("stowage.nodes.passed", list.best.len() as i64);
+        step.set("stowage.nodes.refused", list.refused.len() as i64);
+        step.set("stowage.policy.digest", view.policy.digest.to_string());
+        if let (true, Some((_, misfit))) = (list.best.is_empty(), list.refused.first()) {
+            step.set("stowage.refusal", misfit.code());
+        }
+    }
+    drop(step);
+    let answer = match view.policy.mode {
+        Mode::Enforce => enforce(extender, nodes, view, &list),
+        Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
+    };
+    extender.service.record_answer(asked, || Decision::Filter(list));
+    Ok(answer)
+}
+
+fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked>) {
+    let (metrics, asked) = (&extender.service.metrics, Instant::now());
+    let mut cluster = extender.service.cluster();
+    let locked = Instant::now();
+    let view = cluster.apply(FilterAsked(request));
+    let number = cluster.asked();
+    drop(cluster);
+    metrics.ledger_wait.observe(locked.duration_since(asked).as_secs_f64());
+    metrics.ledger_hold.observe(locked.elapsed().as_secs_f64());
+    (view, number)
+}
+
+fn enforce<'a>(
+    extender: &Extender,
+    nodes: &'a AskedNodes<'a>,
+    view: DecisionView,
+    list: &Shortlist,
+) -> FilterResult<'a> {
+    count_refusals(extender, list);
+    let decided = decided(&view, list);
+    let DecisionView { request, snapshot, .. } = view;
+    let refusal = list.best.is_empty().then(|| refusal_text(nodes, list, &snapshot));
+    // Before the ledger changes: it copies a snapshot that is still in use.
+    drop(snapshot);
+    if let Some(decided) = decided {
+        extender.service.cluster().apply(decided);
+    }
+    if let Some(text) = refusal {
+        tell_refusal(extender, &request, list, text);
+        let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
+        return answer(nodes, std::iter::empty(), phrases);
+    }
+    count_answer(extender, "passed", NO_CODE);
+    answer(nodes, list.best.iter().map(|candidate| candidate.asked), std::iter::empty())
+}
+
+fn refuse_invalid<'a>(
+    extender: &Extender,
+    nodes: &'a AskedNodes<'a>,
+    invalid: &InvalidPod,
+) -> FilterResult<'a> {
+    invalid.record_event(extender);
+    count_answer(extender, "refused", invalid.error.code());
+    let phrase = invalid.error.phrase();
+    answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, phrase)))
+}
+
+/// Indices of the nodes that pass, and of those that are rejected.
+pub fn answer<'a>(
+    nodes: &'a AskedNodes<'a>,
+    places: impl Iterator<Item = usize>,
+    refused: impl Iterator<Item = (usize, &'static str)>,
+) -> FilterResult<'a> {
+    let failed_and_unresolvable_nodes =
+        refused.map(|(place, phrase)| (nodes.wire_name(place), phrase)).collect();
+    match nodes {
+        AskedNodes::Names(_) => FilterResult {
+            node_names: Some(places.map(|place| nodes.name(place)).collect()),
+            failed_and_unresolvable_nodes,
+            ..FilterResult::default()
+        },
+        AskedNodes::Whole(whole) => {
+            let items = places.map(|place| whole[place].1).collect();
+            let nodes = Some(RawNodeList { api_version: "v1", kind: "NodeList", items });
+            FilterResult { nodes, failed_and_unresolvable_nodes, ..FilterResult::default() }
+        }
+    }
+}
+
+fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mut text: String) {
+    let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
+    count_answer(extender, "refused", code);
+    let (key, uid) = (request.key.clone(), request.uid.clone());
+    // It is of the pod's own namespace, so the Event may name it. A copy of the ledger is dear for a pod that has none.
+    if is_of_template(&key, &request.demand)
+        && let Some(old) = extender.service.ledger_to_read().predecessor_in_the_way(&uid)
+    {
+        write!(text, " In a rolling update, {}.", RemedyChange::of_predecessor(old))
+            .expect("a String takes any text");
+    }
+    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
+}
+
+/// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
+fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist, snapshot: &Snapshot) -> String {
+    let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
+    for RefusedNodes { count, first, misfit, .. } in list.refused_by_code() {
+        let example = nodes.name(first);
+        let why = sentence(&misfit, snapshot.node(example));
+        write!(text, " {count} × {}, such as {example}: {why}.", misfit.phrase())
+            .expect("a String takes any text");
+    }
+    text
+}
+
+fn count_answer(extender: &Extender, outcome: &str, code: &str) {
+    extender.service.metrics.answers.with_label_values(&["filter", outcome, code]).inc();
+}
+
+fn count_refusals(extender: &Extender, list: &Shortlist) {
+    for RefusedNodes { code, count, .. } in list.refused_by_code() {
+        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count.into());
+    }
+}

@@ -1,0 +1,108 @@
+//! `GET /v1/fleet/events`: server-sent events, first the whole cluster and then what changes ([`live`](super::live)).
+//!
+//! A client that reads slowly is sent the whole again where it would have missed a change. One that does not read at all is
+//! ended by its connection's write timeout. A stream ends by itself before a request would have taken too long; its client
+//! connects again with the id of the last event that it has, and misses nothing.
+
+use super::live::{LiveFleet, PublishedFleet, Watching};
+use crate::extender::Extender;
+use crate::extender::operators::Asker;
+use crate::extender::server::PeerAddress;
+use crate::service::{Service, WorkKind};
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, HeaderName, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_kubernetes_objects::port::OperatorPage;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// The id of the last event that a client has, when it connects again.
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// A part of the whole that is handed on at once.
+const CHUNK: usize = 64 << 10;
+/// How long a client waits to be sent the whole while others are. Then its stream ends, and it connects again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+) -> Response {
+    let page = OperatorPage::OfCluster("/v1/fleet/events");
+    let asker = Asker::new(source, headers);
+    let turn = match extender.turn(&asker, page, &extender.pages.watching).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    let last = asker.headers.get(LAST_EVENT_ID).and_then(|id| extender.live.number_of(id.to_str().ok()?));
+    let (watching, published) = extender.live.watch();
+    // A fifth is left for what is on its way when the stream ends.
+    let ends = Instant::now() + extender.limits.connections.request / 5 * 4;
+    let (service, live) = (extender.service.clone(), extender.live.clone());
+    let (queue, whole) = (VecDeque::new(), None);
+    let stream =
+        EventStream { service, live, published, last, queue, whole, ends, _watching: watching, _turn: turn };
+    let body = futures::stream::unfold(stream, |mut stream| async {
+        let event = stream.next().await?;
+        Some((Ok::<_, Infallible>(event), stream))
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+/// One client's stream.
+struct EventStream {
+    service: Arc<Service>,
+    live: Arc<LiveFleet>,
+    published: watch::Receiver<Option<Arc<PublishedFleet>>>,
+    /// The number of the view that the client has when the queue is sent.
+    last: Option<u64>,
+    queue: VecDeque<Bytes>,
+    /// Held while the queue is a whole.
+    whole: Option<OwnedSemaphorePermit>,
+    ends: Instant,
+    _watching: Watching,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl EventStream {
+    /// `None` if the stream is over.
+    async fn next(&mut self) -> Option<Bytes> {
+        while self.queue.is_empty() {
+            self.whole = None;
+            let last = self.last;
+            let is_new = |latest: &Option<Arc<PublishedFleet>>| {
+                latest.as_ref().is_some_and(|latest| Some(latest.number) != last)
+            };
+            let latest = tokio::select! {
+                latest = self.published.wait_for(is_new) => latest.ok()?.clone()?,
+                () = self.live.stopped.cancelled() => return None,
+                () = sleep_until(self.ends) => return None,
+            };
+            match last.and_then(|last| latest.changes_since(last)) {
+                Some(changes) => self.queue.extend(changes),
+                None => self.queue_whole(latest.clone()).await?,
+            }
+            self.last = Some(latest.number);
+        }
+        self.queue.pop_front()
+    }
+
+    async fn queue_whole(&mut self, latest: Arc<PublishedFleet>) -> Option<()> {
+        self.whole = Some(timeout(PATIENCE, self.live.wholes.clone().acquire_owned()).await.ok()?.ok()?);
+        let (live, service) = (self.live.clone(), self.service.clone());
+        let heavy_work = service.heavy_work.clone();
+        let whole = heavy_work.counted(WorkKind::Page, move || live.whole(&service, &latest));
+        let mut rest = tokio::task::spawn_blocking(whole).await.ok()?;
+        while !rest.is_empty() {
+            self.queue.push_back(rest.split_to(CHUNK.min(rest.len())));
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,333 @@
+//! The cluster as it changes: one task makes the events for all clients that watch, and keeps sums of the last hour.
+//!
+//! While clients watch, a view of the cluster is taken at most twice a second and compared with the one before; what differs is
+//! rendered once, and all clients share it. While none does, only the sums are made. On a large cluster the task
+//! pauses for longer, so that it never takes more than a tenth of a core. A client that does not keep up is sent the whole again
+//! and costs no memory beyond that.
+
+use crate::service::{ActivityEntry, Service, WorkKind};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use stowage_scheduling::explaining::fleet::Fleet;
+use stowage_scheduling::explaining::fleet::changes::FleetChanges;
+use stowage_scheduling::explaining::fleet::history::{FleetHistory, FleetSums};
+use stowage_scheduling::policy::Mode;
+use stowage_scheduling::units::Millis;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// A person notices no difference between this and less.
+const PACE: Duration = Duration::from_millis(500);
+/// Of the time that a view computed: how long the task pauses after it.
+const PAUSE: u32 = 9;
+/// After this long something is sent although nothing changed, so that a client knows that the connection lives.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Changes that a client may lag behind before it is sent the whole: eight seconds' worth.
+const KEPT_CHANGES: usize = 16;
+/// How long changes are made after the last client has gone: longer than a client takes to connect again.
+const GRACE: Duration = Duration::from_secs(10);
+/// Sums of an hour, one every ten seconds: more than a plot has pixels for, and some ten kilobytes.
+const SUMS: usize = 360;
+const SUMS_EVERY: Millis = Millis::seconds(10);
+/// Clients that are sent the whole at one time; of a large cluster it is some ten megabytes.
+const WHOLES: usize = 2;
+
+pub struct LiveFleet {
+    /// The latest view; `None` while no client watches.
+    latest: watch::Sender<Option<Arc<PublishedFleet>>>,
+    watching: AtomicUsize,
+    begun_to_watch: Notify,
+    history: Mutex<FleetHistory>,
+    /// Distinguishes this process' events from those of another.
+    source: String,
+    is_running: AtomicBool,
+    pub(super) stopped: CancellationToken,
+    pub(super) wholes: Arc<Semaphore>,
+}
+
+impl Default for LiveFleet {
+    fn default() -> Self {
+        Self {
+            latest: watch::Sender::default(),
+            watching: AtomicUsize::default(),
+            begun_to_watch: Notify::new(),
+            history: Mutex::new(FleetHistory::new(SUMS, SUMS_EVERY)),
+            source: format!("{:x}", jiff::Timestamp::now().as_millisecond()),
+            is_running: AtomicBool::default(),
+            stopped: CancellationToken::new(),
+            wholes: Arc::new(Semaphore::new(WHOLES)),
+        }
+    }
+}
+
+/// A view of the cluster, and how clients that have an earlier one get there.
+pub struct PublishedFleet {
+    pub number: u64,
+    fleet: Fleet,
+    standing: Standing,
+    /// The number of the latest activity that has been sent.
+    activity: u64,
+    sent: Instant,
+    /// Rendered events, each with the number of the view that it leads to.
+    changes: VecDeque<(u64, Bytes)>,
+    whole: OnceLock<Bytes>,
+}
+
+/// What this replica is at the moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Standing {
+    leading: bool,
+    /// Why it does not lead, or why what is shown may be incomplete.
+    state: Option<String>,
+    mode: Mode,
+    policy: String,
+    version: &'static str,
+}
+
+impl Standing {
+    fn of(service: &Service) -> Self {
+        let (leadership, policy) = (&service.leadership, service.policy());
+        let silence = service.contact.lost_for(service.now());
+        let silent =
+            silence.map(|silence| format!("the API server has not answered for {} s", silence.0 / 1000));
+        Self {
+            leading: leadership.is_leading(),
+            state: silent.or_else(|| leadership.reason_not_leading().map(str::to_owned)),
+            mode: policy.mode,
+            policy: policy.digest.to_string(),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
+
+/// Everything: the first event of a client.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WholeEvent<'a> {
+    fleet: &'a Fleet,
+    standing: &'a Standing,
+    history: VecDeque<FleetSums>,
+    activity: Vec<Arc<ActivityEntry>>,
+}
+
+/// What differs from the event before.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ChangesEvent<'a> {
+    fleet: &'a FleetChanges,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    standing: Option<&'a Standing>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sums: Option<&'a FleetSums>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    activity: Vec<Arc<ActivityEntry>>,
+}
+
+/// As long as it exists, changes are made.
+pub struct Watching(Arc<LiveFleet>);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.watching.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl LiveFleet {
+    pub fn watch(self: &Arc<Self>) -> (Watching, watch::Receiver<Option<Arc<PublishedFleet>>>) {
+        self.watching.fetch_add(1, Ordering::AcqRel);
+        self.begun_to_watch.notify_one();
+        (Watching(self.clone()), self.latest.subscribe())
+    }
+
+    /// The number of the view that a client has, by the id of its last event; `None` if that is not of this process.
+    pub fn number_of(&self, id: &str) -> Option<u64> {
+        id.strip_prefix(&*self.source)?.strip_prefix('-')?.parse().ok()
+    }
+
+    /// Makes events until `stop`. Clients' streams end then, too.
+    pub async fn run(self: Arc<Self>, service: Arc<Service>, stop: CancellationToken) {
+        if self.is_running.swap(true, Ordering::AcqRel) {
+            return stop.cancelled().await;
+        }
+        stop.run_until_cancelled(self.make_events(service)).await;
+        self.stopped.cancel();
+        self.is_running.store(false, Ordering::Release);
+    }
+
+    async fn make_events(self: &Arc<Self>, service: Arc<Service>) {
+        let (mut numbers, mut watched) = (0, None::<Instant>);
+        let mut pause = Duration::ZERO;
+        loop {
+            let is_watched = self.watching.load(Ordering::Acquire) > 0;
+            if is_watched {
+                watched = Some(Instant::now());
+            }
+            if watched.is_some_and(|watched| watched.elapsed() < GRACE) {
+                tokio::time::sleep(pause).await;
+            } else {
+                self.latest.send_replace(None);
+                let due = Duration::from_millis(self.history.lock().due_in(service.now()).0).max(pause);
+                tokio::select! {
+                    () = tokio::time::sleep(due) => {}
+                    () = self.begun_to_watch.notified() => {}
+                }
+            }
+            let (live, service, heavy_work) = (self.clone(), service.clone(), service.heavy_work.clone());
+            let (before, began) = (self.latest.borrow().clone(), Instant::now());
+            let is_watched = self.watching.load(Ordering::Acquire) > 0 || before.is_some();
+            let round = move || {
+                let began = computed();
+                let published = live.round(&service, before.as_deref(), numbers + 1, is_watched);
+                (published, computed() - began)
+            };
+            let took = match heavy_work.begin_in_background(WorkKind::Page, round).await {
+                Ok((published, took)) => {
+                    if let Some(published) = published {
+                        numbers = published.number;
+                        self.latest.send_replace(Some(Arc::new(published)));
+                    }
+                    took
+                }
+                // A view that fails is tried again; the log has the panic.
+                Err(_) => HEARTBEAT / PAUSE,
+            };
+            pause = PACE.saturating_sub(began.elapsed()).max(took * PAUSE);
+        }
+    }
+
+    /// Takes a view, and compares it with the one before. `None` if there is nothing to send.
+    fn round(
+        &self,
+        service: &Service,
+        before: Option<&PublishedFleet>,
+        number: u64,
+        is_watched: bool,
+    ) -> Option<PublishedFleet> {
+        if !is_watched {
+            // A statement of its own, so that the history is not locked meanwhile.
+            let sums = super::sums_at_present(service);
+            self.history.lock().keep(sums);
+            return None;
+        }
+        let (fleet, standing) = (super::at_present(service), Standing::of(service));
+        let sums = FleetSums::of(&fleet);
+        let is_kept = self.history.lock().keep(sums.clone());
+        let sent = Instant::now();
+        let Some(before) = before else {
+            let activity = service.activity.after(0).last().map_or(0, |entry| entry.number);
+            let (changes, whole) = (VecDeque::new(), OnceLock::new());
+            return Some(PublishedFleet { number, fleet, standing, activity, sent, changes, whole });
+        };
+        let changes = FleetChanges::between(&before.fleet, &fleet);
+        let activity = service.activity.after(before.activity);
+        let latest = activity.last().map_or(before.activity, |entry| entry.number);
+        let event = ChangesEvent {
+            fleet: &changes,
+            standing: (standing != before.standing).then_some(&standing),
+            sums: is_kept.then_some(&sums),
+            activity,
+        };
+        let says_nothing = changes.is_empty()
+            && event.standing.is_none()
+            && event.sums.is_none()
+            && event.activity.is_empty();
+        if says_nothing && before.sent.elapsed() < HEARTBEAT {
+            return None;
+        }
+        let rendered = self.rendered("changes", number, &event);
+        let mut kept = before.changes.clone();
+        kept.push_back((number, rendered));
+        if kept.len() > KEPT_CHANGES {
+            kept.pop_front();
+        }
+        let whole = OnceLock::new();
+        Some(PublishedFleet { number, fleet, standing, activity: latest, sent, changes: kept, whole })
+    }
+
+    /// Everything as one event; rendered once for each view.
+    pub(super) fn whole(&self, service: &Service, published: &PublishedFleet) -> Bytes {
+        let render = || {
+            let event = WholeEvent {
+                fleet: &published.fleet,
+                standing: &published.standing,
+                history: self.history.lock().sums().clone(),
+                activity: service.activity.after(0),
+            };
+            self.rendered("whole", published.number, &event)
+        };
+        published.whole.get_or_init(render).clone()
+    }
+
+    fn rendered(&self, name: &str, number: u64, event: &impl Serialize) -> Bytes {
+        let mut text = format!("id: {}-{number}\nevent: {name}\ndata: ", self.source).into_bytes();
+        serde_json::to_writer(&mut text, event).expect("an event is plain data");
+        text.extend_from_slice(b"\n\n");
+        text.into()
+    }
+}
+
+/// How long this thread has had a core. A view that waits while others have it costs nothing meanwhile.
+fn computed() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+impl PublishedFleet {
+    /// The events that lead here from the view of that number; `None` if they are not all kept.
+    pub fn changes_since(&self, number: u64) -> Option<Vec<Bytes>> {
+        if number == self.number {
+            return Some(Vec::new());
+        }
+        let first = self.changes.iter().position(|(leads_to, _)| *leads_to == number + 1)?;
+        Some(self.changes.range(first..).map(|(_, event)| event.clone()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::policy::Policy;
+
+    #[test]
+    fn a_client_gets_the_changes_it_lacks_and_one_that_lacks_more_gets_the_whole() {
+        let (service, live) = (Service::with_stopped_clock(Policy::default()), LiveFleet::default());
+        let mut published = live.round(&service, None, 1, true).unwrap();
+        assert!(live.round(&service, Some(&published), 2, true).is_none(), "nothing changed");
+        for number in 2..=KEPT_CHANGES as u64 + 2 {
+            // Something to tell in each.
+            service.leadership.set_stopping();
+            published.standing.leading = true;
+            published = live.round(&service, Some(&published), number, true).unwrap();
+        }
+        let lacks = |number| published.changes_since(number).map(|events| events.len());
+        let last = published.number;
+        assert_eq!((lacks(last), lacks(last - 1), lacks(2)), (Some(0), Some(1), Some(KEPT_CHANGES)));
+        assert_eq!((lacks(1), lacks(last + 1)), (None, None));
+        let (first, again) = (live.whole(&service, &published), live.whole(&service, &published));
+        assert_eq!(first.as_ptr(), again.as_ptr(), "it is rendered once");
+    }
+
+    #[test]
+    fn an_id_is_understood_by_the_process_that_gave_it() {
+        let live = LiveFleet::default();
+        let id = format!("{}-17", live.source);
+        assert_eq!(live.number_of(&id), Some(17));
+        let other = LiveFleet { source: "another".into(), ..LiveFleet::default() };
+        assert_eq!((other.number_of(&id), live.number_of("")), (None, None));
+    }
+
+    #[test]
+    fn sums_are_kept_while_no_client_watches() {
+        let (service, live) = (Service::with_stopped_clock(Policy::default()), LiveFleet::default());
+        assert!(live.round(&service, None, 1, false).is_none());
+        assert_eq!(live.history.lock().sums().len(), 1);
+    }
+}

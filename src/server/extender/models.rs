@@ -1,0 +1,116 @@
+//! `GET /v1/models[?model=MODEL]`: where models are, and how long until a pod of each answers. Read only.
+//!
+//! The answer is computed on a copy of the ledger, outside its lock, and has at most [`MOST`] entries and one node's engines.
+
+use super::Extender;
+use super::operators::{Asker, held};
+use super::request::json;
+use super::server::PeerAddress;
+use crate::service::WorkKind;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use stowage_kubernetes_objects::port::OperatorPage;
+use stowage_scheduling::explaining::models::{Page, list, locate};
+use stowage_scheduling::ids::{ModelId, NodeName};
+use stowage_scheduling::ledger::Ledger;
+
+/// Entries of one answer, unless the client asks for another number: a few hundred kilobytes.
+const USUAL: usize = 1000;
+/// Entries of one answer at most: some megabytes.
+const MOST: usize = 10_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelsQuery {
+    /// This model, in every place; without it all models, by their counts.
+    model: Option<String>,
+    limit: Option<usize>,
+    /// The `next` of the page before.
+    after: Option<String>,
+}
+
+/// Why there is no answer. The client gets the text.
+#[derive(Debug, thiserror::Error)]
+enum ModelsError {
+    #[error("{0}; write /v1/models?model=MODEL&limit=N&after=NEXT, or leave any of them out")]
+    Query(String),
+    #[error("model is {0:?}, which is no model's name")]
+    Model(String),
+    #[error("after is {0:?}; give the `next` of the page before")]
+    After(String),
+    #[error("limit is {0}; write a whole number from 1 to {MOST}")]
+    Limit(usize),
+    #[error("the ledger is not complete yet: {0}")]
+    NotSynced(&'static str),
+}
+
+impl IntoResponse for ModelsError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Query(_) | Self::Model(_) | Self::After(_) | Self::Limit(_) => StatusCode::BAD_REQUEST,
+            Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+/// What is asked for, understood.
+#[derive(Debug)]
+enum Asked {
+    All(Page<ModelId>),
+    One(ModelId, Page<NodeName>),
+}
+
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+    query: Result<Query<ModelsQuery>, QueryRejection>,
+) -> Response {
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/v1/models"));
+    let turn = match extender.turn(&asker, page, &extender.pages.small).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    let query = query.map_err(|rejection| ModelsError::Query(rejection.body_text()));
+    let asked = match query.and_then(|Query(query)| understood(query)) {
+        Ok(asked) => asked,
+        Err(error) => return error.into_response(),
+    };
+    if let Some(reason) = extender.service.leadership.reason_not_synced() {
+        return ModelsError::NotSynced(reason).into_response();
+    }
+    let service = extender.service;
+    let making = {
+        let service = service.clone();
+        move || page_of(&service.ledger_to_read(), &asked)
+    };
+    let made = tokio::task::spawn_blocking(service.heavy_work.counted(WorkKind::Page, making)).await;
+    made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
+}
+
+fn understood(query: ModelsQuery) -> Result<Asked, ModelsError> {
+    let limit = query.limit.unwrap_or(USUAL);
+    if !(1..=MOST).contains(&limit) {
+        return Err(ModelsError::Limit(limit));
+    }
+    let after = query.after.as_deref();
+    let bad = |_| ModelsError::After(after.unwrap_or_default().into());
+    Ok(match query.model {
+        Some(text) => {
+            let model = ModelId::parse(&text).map_err(|_| ModelsError::Model(text))?;
+            Asked::One(model, Page { limit, after: after.map(NodeName::parse).transpose().map_err(bad)? })
+        }
+        None => Asked::All(Page { limit, after: after.map(ModelId::parse).transpose().map_err(bad)? }),
+    })
+}
+
+fn page_of(ledger: &Ledger, asked: &Asked) -> Response {
+    match asked {
+        Asked::All(page) => json(StatusCode::OK, &list(ledger, page)),
+        Asked::One(model, page) => json(StatusCode::OK, &locate(ledger, model, page)),
+    }
+}

@@ -1,0 +1,224 @@
+//! Access to the operators' pages: clients with a token that the API server accepts and allows to see the page, or every client
+//! if the operator says so.
+//!
+//! Access to a page about the whole cluster is checked by its path, as a non-resource URL; access to a page about one pod as
+//! `get pods`: of all namespaces, of its own, or of that one. `/healthz` and `/readyz` need no access: a kubelet has no token.
+
+use super::request::BadRequest;
+use super::token_reviews;
+use super::token_reviews::{Rate, ReviewBounds, Reviews};
+use crate::service::Service;
+use axum::http::{HeaderMap, header};
+use futures::FutureExt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use stowage_kubernetes_objects::port::{AuthError, OperatorPage, PageAuthority};
+use stowage_scheduling::explaining::PodAccess;
+use stowage_scheduling::ids::PodKey;
+use stowage_scheduling::units::Millis;
+
+/// Users' tokens come from any issuer, with groups in them: as long as a head may be.
+const MAX_TOKEN: usize = 8 << 10;
+
+/// Some users and some Prometheus servers, each with a few pages and pods.
+const BOUNDS: ReviewBounds = ReviewBounds {
+    good: 1024,
+    bad: 1024,
+    open: 64,
+    at_once: 4,
+    per_source: Rate { every: Millis(500), burst: 20 },
+    in_all: Rate { every: Millis(100), burst: 50 },
+};
+
+/// Without it nobody would be alerted that the API server is silent: a client that was admitted a short time ago may still read
+/// it.
+pub const METRICS: &str = "/metrics";
+
+/// Which clients are admitted.
+#[derive(Clone)]
+pub enum PageAuth {
+    /// Every client. For loopback only.
+    Anyone,
+    Token(Arc<PageGuard>),
+}
+
+/// Tokens, and the pages they give access to.
+pub struct PageGuard {
+    authority: Arc<dyn PageAuthority>,
+    reviews: Arc<Reviews<()>>,
+    service: Arc<Service>,
+}
+
+impl PageAuth {
+    pub fn by(authority: Arc<dyn PageAuthority>, service: Arc<Service>) -> Self {
+        let count = |service: &Service, outcome: &str| {
+            service.metrics.edge.page_reviews.with_label_values(&[outcome]).inc();
+        };
+        Self::Token(Arc::new(PageGuard {
+            authority,
+            reviews: Reviews::new("operators", service.clone(), BOUNDS, count),
+            service,
+        }))
+    }
+
+    /// Checks whether the client that sent this head may see the page.
+    pub async fn admit(
+        &self,
+        headers: &HeaderMap,
+        source: IpAddr,
+        page: OperatorPage,
+    ) -> Result<(), BadRequest> {
+        let Self::Token(guard) = self else { return Ok(()) };
+        let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
+        let (authority, asked) = (guard.authority.clone(), token.to_owned());
+        let key = token_reviews::key(token, &page.to_string());
+        let may_go_on = page == OperatorPage::OfCluster(METRICS) && guard.reviews.last_good(&key).is_some();
+        // A scrape does not wait for an API server that is known to be silent.
+        if may_go_on && guard.service.contact.lost_for(guard.service.now()).is_some() {
+            return Ok(());
+        }
+        let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
+        match guard.reviews.verdict(key, source, ask).await {
+            Err(AuthError::Unavailable(_)) if may_go_on => Ok(()),
+            verdict => verdict.map_err(|error| refusal(&error)),
+        }
+    }
+
+    /// Which pods the client may see, if this is one of them. The most is asked first: most clients are operators, and who may
+    /// see a namespace is not reviewed again for each of its pods.
+    pub async fn pod_access(
+        &self,
+        headers: &HeaderMap,
+        source: IpAddr,
+        pod: &PodKey,
+    ) -> Result<PodAccess, BadRequest> {
+        let wider = [
+            (PodAccess::All, OperatorPage::OfPods(None)),
+            (PodAccess::Namespace, OperatorPage::OfPods(Some(pod.namespace.clone()))),
+        ];
+        for (access, page) in wider {
+            match self.admit(headers, source, page).await {
+                Ok(()) => return Ok(access),
+                Err(BadRequest::Forbidden { .. }) => {}
+                Err(refused) => return Err(refused),
+            }
+        }
+        self.admit(headers, source, OperatorPage::OfPod(pod.clone())).await.map(|()| PodAccess::Own)
+    }
+}
+
+/// The token of a head that has one.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+fn no_token() -> BadRequest {
+    BadRequest::Unauthorized {
+        code: "no-token",
+        message: "no token: send Authorization: Bearer and a token for the API server, such as kubectl create token prints \
+                  (stowage explain --token-file)"
+            .into(),
+    }
+}
+
+/// The answer to a rejected token, on any address.
+pub fn refusal(error: &AuthError) -> BadRequest {
+    let (code, message) = (error.code(), error.to_string());
+    match error {
+        AuthError::Invalid(_)
+        | AuthError::WrongAudience { .. }
+        | AuthError::Malformed(_)
+        | AuthError::Expired => BadRequest::Unauthorized { code, message },
+        AuthError::WrongAccount { .. } | AuthError::NoNode | AuthError::NotAllowed { .. } => {
+            BadRequest::Forbidden { code, message }
+        }
+        AuthError::Unavailable(_) => BadRequest::Undecided { code, message },
+        AuthError::Crowded => BadRequest::Crowded { code, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::future::BoxFuture;
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use stowage_scheduling::policy::Policy;
+
+    /// Every answer is good at that moment only, until nothing is answered.
+    #[derive(Default)]
+    struct SilentApiServer {
+        is_silent: AtomicBool,
+    }
+
+    impl PageAuthority for SilentApiServer {
+        fn may_see<'a>(
+            &'a self,
+            token: &'a str,
+            _: &'a OperatorPage,
+        ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
+            let answer = match (self.is_silent.load(Ordering::Relaxed), token) {
+                (true, _) => Err(AuthError::Unavailable("no answer".into())),
+                (false, "bad") => Err(AuthError::Invalid("unknown".into())),
+                (false, _) => Ok(Some(Millis(0))),
+            };
+            std::future::ready(answer).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn metrics_are_read_while_the_api_server_is_silent_by_clients_that_it_admitted_before() {
+        let api_server = Arc::new(SilentApiServer::default());
+        let auth = PageAuth::by(api_server.clone(), Service::with_stopped_clock(Policy::default()));
+        let status = async |token: &str, page: &'static str| {
+            let headers = [(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap())];
+            let page = OperatorPage::OfCluster(page);
+            let admitted = auth.admit(&headers.into_iter().collect(), Ipv4Addr::LOCALHOST.into(), page).await;
+            admitted.err().map_or("admitted", |refused| refused.code())
+        };
+        for (token, page) in [("good", METRICS), ("good", "/v1/models"), ("other", "/v1/models")] {
+            assert_eq!(status(token, page).await, "admitted");
+        }
+        assert_eq!(status("bad", METRICS).await, "invalid-token");
+        api_server.is_silent.store(true, Ordering::Relaxed);
+        assert_eq!(status("good", METRICS).await, "admitted");
+        assert_eq!(status("good", "/v1/models").await, "token-unchecked");
+        assert_eq!(status("other", METRICS).await, "token-unchecked", "admitted to another page");
+        assert_eq!(status("new", METRICS).await, "token-unchecked");
+        assert_eq!(status("bad", METRICS).await, "invalid-token", "what was bad stays so");
+    }
+
+    /// A role may name single pods: `resourceNames`.
+    struct OnePod;
+
+    impl PageAuthority for OnePod {
+        fn may_see<'a>(
+            &'a self,
+            _: &'a str,
+            page: &'a OperatorPage,
+        ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
+            let is_it = *page == OperatorPage::OfPod(PodKey::parse("team-a", "llm-0").unwrap());
+            let refused = AuthError::NotAllowed { user: "jane".into(), what: page.to_string() };
+            std::future::ready(is_it.then_some(None).ok_or(refused)).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn who_may_see_one_pod_sees_no_other_of_its_namespace() {
+        let auth = PageAuth::by(Arc::new(OnePod), Service::with_stopped_clock(Policy::default()));
+        let headers: HeaderMap =
+            [(header::AUTHORIZATION, "Bearer good".parse().unwrap())].into_iter().collect();
+        let code = async |pod: &str| {
+            let page = OperatorPage::OfPod(PodKey::parse("team-a", pod).unwrap());
+            let admitted = auth.admit(&headers, Ipv4Addr::LOCALHOST.into(), page).await;
+            admitted.err().map_or("admitted", |refused| refused.code())
+        };
+        assert_eq!(code("llm-0").await, "admitted");
+        for other in ["llm-1", "llm-01", "llm"] {
+            assert_eq!(code(other).await, "not-allowed", "{other}");
+        }
+        assert_eq!(code("llm-0").await, "admitted");
+    }
+}

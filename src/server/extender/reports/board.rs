@@ -1,0 +1,334 @@
+//! The telemetry board: each node's latest report. The last write wins, ordered by (the agent's boot, sequence number).
+//!
+//! A report counts on the board exactly if it counted in the ledger: [`Board::take`] applies it to the ledger first. The board
+//! does not interpret reports. Only nodes that exist have an entry; nodes that are gone lose theirs.
+//!
+//! A report is stored as the text that was received, compressed. Few are ever read again, and freeing five thousand a second with
+//! their hundreds of parts would cost more than parsing the few. What is read of each again and again is stored beside it.
+
+use super::origin::{MAX_LATE, ReportOrigins};
+use super::packed_text::PackedText;
+use super::validate::{self, ReportError};
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use stowage_report::{EngineSummary, NodeReport, ReportFinding};
+use stowage_scheduling::autoscaling::EngineSample;
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::node::NodeIdentity;
+
+/// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new, and so
+/// would one that comes when the later boot has been silent for [`MAX_LATE`].
+const EARLIER_BOOTS: usize = 4;
+/// Below this many entries the board does not check whether their nodes still exist.
+const FEW: usize = 1024;
+/// Ten times the size of a full node's report. A longer text is stored without the fields that this version does not know.
+const MAX_TEXT: usize = 64 << 10;
+
+#[derive(Debug)]
+pub struct Board {
+    places: DashMap<NodeName, BoardEntry>,
+    pub origins: ReportOrigins,
+    /// With this many entries the board checks which nodes are gone: twice as many as were found to exist, so that each new
+    /// node pays a constant share of the check.
+    tidy_at: AtomicUsize,
+}
+
+/// A node's latest report.
+#[derive(Debug, Clone)]
+pub struct Latest {
+    pub report: NodeReport,
+    /// When it was received, by this process' clock.
+    pub received: Moment,
+}
+
+/// The stored entry before a report of the same node.
+#[derive(Debug, Default)]
+pub struct PreviousReport<'a> {
+    /// What the latest report found.
+    pub findings: &'a [ReportFinding],
+    /// The Node that had the name when a report of the same boot of the agent counted last.
+    pub counted_under: Option<&'a NodeIdentity>,
+}
+
+/// The stored part of a report.
+#[derive(Debug, Default)]
+struct BoardEntry {
+    boot_id: String,
+    /// The Node that had the name then.
+    counted_under: Option<NodeIdentity>,
+    sequence: u64,
+    received: Moment,
+    findings: Vec<ReportFinding>,
+    legacy_runtime: bool,
+    /// Its engines: neither a scrape nor a count of replicas parses a report.
+    engines: Box<[EngineSummary]>,
+    /// The whole report, as JSON.
+    text: PackedText,
+    /// Boots that have ended, by which late reports of theirs are recognized.
+    earlier_boots: VecDeque<String>,
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self { places: DashMap::new(), origins: ReportOrigins::default(), tidy_at: AtomicUsize::new(FEW) }
+    }
+}
+
+impl Board {
+    /// Stores the report as its node's latest, unless there is a later one or `apply` rejects it. `text` is what it was parsed
+    /// from. `apply` also gets the entry before it and returns the Node that has the name; for one node it is called for one
+    /// report at a time, in their order.
+    pub fn take(
+        &self,
+        report: &NodeReport,
+        text: &str,
+        received: Moment,
+        apply: impl FnOnce(PreviousReport<'_>) -> Result<Option<NodeIdentity>, ReportError>,
+    ) -> Result<(), ReportError> {
+        match self.places.entry(report.node.clone()) {
+            Entry::Vacant(place) => {
+                let counted_under = apply(PreviousReport::default())?;
+                let boot_id = report.boot_id.clone();
+                place
+                    .insert(BoardEntry { boot_id, counted_under, ..BoardEntry::default() })
+                    .advance(report, text, received);
+            }
+            Entry::Occupied(mut place) => {
+                let place = place.get_mut();
+                place.check_order(report, received)?;
+                let counted_under = place.counted_under.as_ref().filter(|_| place.boot_id == report.boot_id);
+                let previous = PreviousReport { findings: &place.findings, counted_under };
+                place.counted_under = apply(previous)?;
+                place.advance(report, text, received);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn latest(&self, node: &NodeName) -> Option<Latest> {
+        let (text, received) = self.places.get(node).map(|place| place.kept())?;
+        Some(Latest::read(&text, received))
+    }
+
+    /// Whether the node's latest report says so.
+    pub fn has_legacy_runtime(&self, node: &NodeName) -> bool {
+        self.places.get(node).is_some_and(|place| place.legacy_runtime)
+    }
+
+    /// Every node's entry, in order of name.
+    pub fn all(&self) -> BTreeMap<NodeName, Latest> {
+        // Copied first, so that reports are not blocked until all entries have been parsed.
+        let kept: Vec<_> = self.places.iter().map(|place| (place.key().clone(), place.kept())).collect();
+        kept.into_iter().map(|(node, (text, received))| (node, Latest::read(&text, received))).collect()
+    }
+
+    /// The engines of every node, in no order. Figures that are older than `stale` count as none.
+    pub fn engine_samples(&self, now: Moment, stale: Millis) -> Vec<EngineSample> {
+        let mut samples = Vec::new();
+        // One entry at a time, so that reports are not blocked for long.
+        for node in self.names() {
+            if let Some(place) = self.places.get(&node) {
+                let age = now.since(place.received);
+                samples.extend(place.engines.iter().map(|engine| engine.sample(&node, age, stale)));
+            }
+        }
+        samples
+    }
+
+    /// The age of each node's latest report, in order of name.
+    pub fn ages(&self, now: Moment) -> Vec<(NodeName, Millis)> {
+        let mut ages: Vec<_> =
+            self.places.iter().map(|place| (place.key().clone(), now.since(place.received))).collect();
+        ages.sort_unstable();
+        ages
+    }
+
+    /// The engines of all reports that were received within this time, in order of node.
+    pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineSummary> {
+        let recent = self.places.iter().filter(|place| now.since(place.received) <= within);
+        let mut by_node: Vec<_> = recent.map(|place| (place.key().clone(), place.engines.to_vec())).collect();
+        // In which order sums of fractions are made shows in their last digit.
+        by_node.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        by_node.into_iter().flat_map(|(_, engines)| engines).collect()
+    }
+
+    /// Whether so many nodes were added that some may be gone.
+    pub fn is_to_be_tidied(&self) -> bool {
+        self.places.len().max(self.origins.len()) >= self.tidy_at.load(Ordering::Relaxed)
+    }
+
+    /// Nodes with an entry, in no order.
+    pub fn names(&self) -> Vec<NodeName> {
+        self.places.iter().map(|place| place.key().clone()).collect()
+    }
+
+    /// Removes nodes that do not exist any more.
+    pub fn tidy(&self, exists: impl Fn(&NodeName) -> bool) {
+        let gone = |names: Vec<NodeName>| names.into_iter().filter(|name| !exists(name));
+        gone(self.names()).for_each(|name| drop(self.places.remove(&name)));
+        gone(self.origins.names()).for_each(|name| self.origins.forget(&name));
+        self.tidy_at.store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
+    }
+}
+
+impl Latest {
+    /// Time since it was received.
+    pub fn age(&self, now: Moment) -> Millis {
+        now.since(self.received)
+    }
+
+    fn read(text: &PackedText, received: Moment) -> Self {
+        let report = serde_json::from_slice(&text.unpacked()).expect("it was read when it came");
+        Self { report: validate::check(report).expect("it was checked when it came"), received }
+    }
+}
+
+impl BoardEntry {
+    fn kept(&self) -> (PackedText, Moment) {
+        (self.text.clone(), self.received)
+    }
+
+    fn check_order(&self, report: &NodeReport, received: Moment) -> Result<(), ReportError> {
+        let (sequence, known) = (report.sequence, self.sequence);
+        // A boot that reports for longer than one that has ended could was taken for an earlier one by mistake.
+        let may_be_late = received < self.received + MAX_LATE;
+        match self.boot_id == report.boot_id {
+            true if sequence <= known => Err(ReportError::Old { sequence, known }),
+            false if may_be_late && self.earlier_boots.contains(&report.boot_id) => {
+                Err(ReportError::EarlierBoot)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn advance(&mut self, report: &NodeReport, text: &str, received: Moment) {
+        if self.boot_id != report.boot_id {
+            self.earlier_boots.retain(|boot| *boot != report.boot_id);
+            self.earlier_boots.push_front(std::mem::replace(&mut self.boot_id, report.boot_id.clone()));
+            self.earlier_boots.truncate(EARLIER_BOOTS);
+        }
+        self.sequence = report.sequence;
+        self.received = received;
+        self.findings.clone_from(&report.findings);
+        self.legacy_runtime = report.legacy_runtime;
+        let earlier = std::mem::take(&mut self.engines);
+        let engines = report.engines.iter().filter_map(EngineSummary::of).enumerate();
+        self.engines = engines.map(|(place, engine)| engine.named_as(earlier.get(place))).collect();
+        self.text = match text.len() <= MAX_TEXT {
+            true => PackedText::of(text.as_bytes()),
+            false => PackedText::of(&serde_json::to_vec(report).expect("a report is plain data")),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn text(node: &str, boot: &str, sequence: u64) -> String {
+        serde_json::json!({ "node": node, "bootId": boot, "sequence": sequence, "gpus": [] }).to_string()
+    }
+
+    fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
+        let text = text(node, boot, sequence);
+        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(None))
+    }
+
+    fn take(board: &Board, boot: &str, sequence: u64) -> Result<(), ReportError> {
+        take_of(board, "a", boot, sequence)
+    }
+
+    #[test]
+    fn a_report_that_the_ledger_refuses_leaves_the_one_before_it() {
+        let board = Board::default();
+        take(&board, "one", 1).unwrap();
+        let refusal = ReportError::EarlierBoot;
+        let text = text("a", "one", 2);
+        let report = serde_json::from_str(&text).unwrap();
+        let refused = board.take(&report, &text, Moment(2), |_| Err(refusal.clone()));
+        assert_eq!(refused, Err(refusal));
+        let node = NodeName::parse("a").unwrap();
+        assert_eq!(board.latest(&node).unwrap().received, Moment(1));
+        assert_eq!(take(&board, "one", 2), Ok(()), "its number is not used up");
+    }
+
+    #[test]
+    fn an_ended_boot_stays_ended_for_as_long_as_it_is_remembered() {
+        let board = Board::default();
+        for boot in ["1", "2", "3", "4", "5"] {
+            assert_eq!(take(&board, boot, 1), Ok(()));
+        }
+        for boot in ["1", "2", "3", "4"] {
+            assert_eq!(take(&board, boot, 99), Err(ReportError::EarlierBoot), "{boot}");
+        }
+        assert_eq!(take(&board, "6", 1), Ok(()));
+        assert_eq!(take(&board, "1", 99), Ok(()), "five restarts ago");
+    }
+
+    #[test]
+    fn a_boot_that_goes_on_when_the_later_one_is_silent_has_not_ended() {
+        let board = Board::default();
+        assert_eq!(take(&board, "1", 1), Ok(()));
+        assert_eq!(take(&board, "2", 2), Ok(()));
+        let late = MAX_LATE.0 + 1;
+        assert_eq!(take(&board, "1", late), Err(ReportError::EarlierBoot));
+        assert_eq!(take(&board, "1", late + 1), Ok(()));
+        assert_eq!(take(&board, "2", late + 2), Err(ReportError::EarlierBoot));
+        assert_eq!(take(&board, "1", late + 3), Ok(()));
+    }
+
+    #[test]
+    fn who_is_forgotten_begins_anew_and_the_next_look_is_at_twice_as_many() {
+        let board = Board::default();
+        let name = |n: usize| NodeName::parse(&format!("node-{n}")).unwrap();
+        for n in 0..FEW {
+            assert!(!board.is_to_be_tidied());
+            take_of(&board, name(n).as_str(), "boot", 7).unwrap();
+        }
+        assert!(board.is_to_be_tidied());
+        board.tidy(|node| *node != name(3));
+        assert!(!board.is_to_be_tidied());
+        assert_eq!((board.names().len(), board.latest(&name(3)).is_none()), (FEW - 1, true));
+        take_of(&board, "node-3", "boot", 1).unwrap();
+    }
+
+    #[test]
+    fn of_a_long_text_is_kept_what_is_understood() {
+        let board = Board::default();
+        let filler = "x".repeat(MAX_TEXT);
+        let text = text("a", "boot", 1).replacen('{', &format!(r#"{{"unknown":"{filler}","#), 1);
+        let report: NodeReport = serde_json::from_str(&text).unwrap();
+        board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
+        assert_eq!(board.latest(&report.node).unwrap().report, report);
+        assert!(board.places.get(&report.node).unwrap().text.unpacked().len() < 200);
+    }
+
+    proptest! {
+        /// Whatever the order of arrival, the entry is the greatest sequence number of the boot that began last.
+        #[test]
+        fn the_last_write_wins(arrivals in prop::collection::vec((0u8..3, 0u64..6), 1..40)) {
+            let board = Board::default();
+            let mut ended: Vec<u8> = Vec::new();
+            let mut standing: Option<(u8, u64)> = None;
+            for (boot, sequence) in arrivals {
+                let counts = match standing {
+                    None => true,
+                    Some((current, known)) if current == boot => sequence > known,
+                    Some(_) => !ended.contains(&boot),
+                };
+                if counts {
+                    ended.extend(standing.map(|(current, _)| current).filter(|current| *current != boot));
+                    standing = Some((boot, sequence));
+                }
+                prop_assert_eq!(take(&board, &boot.to_string(), sequence).is_ok(), counts);
+                let latest = board.latest(&NodeName::parse("a").unwrap()).unwrap();
+                let seen = (latest.report.boot_id, latest.report.sequence);
+                prop_assert_eq!(Some(seen), standing.map(|(boot, sequence)| (boot.to_string(), sequence)));
+            }
+        }
+    }
+}

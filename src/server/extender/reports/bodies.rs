@@ -1,0 +1,218 @@
+//! Limits on bytes of report bodies in progress, in all and per agent.
+//!
+//! A body is read only once its announced size fits within the limit; until then it stays with its sender. Agents that all send
+//! as much as they may at once thus cost no more memory than is set aside here. A body that takes its time gives its room to one
+//! that waits for it. Bodies are not parsed here.
+
+use super::Sender;
+use crate::extender::request::BadRequest;
+use axum::body::HttpBody;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_scheduling::ids::NodeName;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// Two thousand ordinary reports at a time, or sixteen of the largest. Each is read in a fraction of a millisecond, so agents
+/// of a cluster of any size reach this limit only if some send far more than any agent needs to.
+const IN_ALL: usize = 12 << 20;
+/// An agent sends one report after the other; the previous one may be broken off without the server knowing yet.
+const PER_AGENT: usize = 2;
+/// Longer than it takes to read everything that may be in progress, and shorter than an agent waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A body has so much time while others wait for room: enough for the largest over a slow link, and half of what they wait.
+const TURN_TIME: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub struct Bodies {
+    bytes: Arc<Semaphore>,
+    /// How many bodies wait for room.
+    waiting: watch::Sender<usize>,
+    /// Bytes in progress of each agent that has any.
+    by_agent: Mutex<HashMap<AgentId, usize>>,
+}
+
+/// The node's name, and the UID that its Node object had when the agent's token was issued.
+type AgentId = (NodeName, Option<Arc<str>>);
+
+/// The permit for one body; dropping it frees its bytes.
+#[derive(Debug)]
+pub struct BodyPermit {
+    _bytes: OwnedSemaphorePermit,
+    _turn: Turn,
+}
+
+#[derive(Debug)]
+struct Turn(Option<(Arc<Bodies>, AgentId)>);
+
+impl Default for Bodies {
+    fn default() -> Self {
+        Self {
+            bytes: Arc::new(Semaphore::new(IN_ALL)),
+            waiting: watch::Sender::default(),
+            by_agent: Mutex::default(),
+        }
+    }
+}
+
+impl Bodies {
+    /// Waits a little until this many bytes of that sender fit within the limits.
+    pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<BodyPermit, BadRequest> {
+        let turn = self.turn(sender)?;
+        let room = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
+        let _waits = Waits::new(&self.waiting);
+        match tokio::time::timeout(PATIENCE, room).await {
+            Ok(room) => Ok(BodyPermit { _bytes: room.expect("the semaphore is never closed"), _turn: turn }),
+            Err(_) => Err(BadRequest::Crowded {
+                code: "bodies-at-limit",
+                message: "too many large reports are under way; send it again in a second".into(),
+            }),
+        }
+    }
+
+    /// Ends when a body that has room must give it up: it has had its time, and another waits.
+    pub async fn turn_ends(&self) -> BadRequest {
+        tokio::time::sleep(TURN_TIME).await;
+        // The sender lives as long as this.
+        let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
+        BadRequest::TooSlow { within: TURN_TIME }
+    }
+
+    fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
+        let Sender::AgentOn(node) = sender else { return Ok(Turn(None)) };
+        let agent = (node.name.clone(), node.uid.clone());
+        let mut by_agent = self.by_agent.lock();
+        let under_way = by_agent.entry(agent.clone()).or_default();
+        if *under_way >= PER_AGENT {
+            return Err(BadRequest::Crowded {
+                code: "reports-at-once",
+                message: format!("{PER_AGENT} reports of this agent are under way; wait for their answers"),
+            });
+        }
+        *under_way += 1;
+        Ok(Turn(Some((self.clone(), agent))))
+    }
+}
+
+/// A body that waits for room.
+struct Waits<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Waits<'a> {
+    fn new(waiting: &'a watch::Sender<usize>) -> Self {
+        waiting.send_modify(|waiting| *waiting += 1);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|waiting| *waiting -= 1);
+    }
+}
+
+/// The announced length of a body; one without a length may be `largest`.
+pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
+    let announced = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    announced.unwrap_or(largest).min(largest)
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some((bodies, agent)) = self.0.take() else { return };
+        let mut by_agent = bodies.by_agent.lock();
+        if let Some(under_way) = by_agent.get_mut(&agent) {
+            *under_way -= 1;
+            if *under_way == 0 {
+                by_agent.remove(&agent);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use stowage_kubernetes_objects::port::AgentNode;
+
+    fn code<T>(outcome: Result<T, BadRequest>) -> &'static str {
+        outcome.err().map_or("room", |error| error.code())
+    }
+
+    #[tokio::test]
+    async fn an_agent_has_two_bodies_under_way_at_the_most() {
+        let bodies = Arc::<Bodies>::default();
+        let agent = |node: &str| {
+            let name = NodeName::parse(node).unwrap();
+            Sender::AgentOn(AgentNode { name, uid: None, issued: None })
+        };
+        let first = bodies.room(&agent("a"), 100).await.unwrap();
+        let _second = bodies.room(&agent("a"), 100).await.unwrap();
+        assert_eq!(code(bodies.room(&agent("a"), 100).await), "reports-at-once");
+        assert_eq!(code(bodies.room(&agent("b"), 100).await), "room");
+        drop(first);
+        assert_eq!(code(bodies.room(&agent("a"), 100).await), "room");
+        assert_eq!(bodies.by_agent.lock().len(), 1);
+    }
+
+    /// The token of a machine that had the name before may still be valid.
+    #[tokio::test]
+    async fn an_agent_of_an_earlier_node_takes_no_place_of_the_present_ones() {
+        let bodies = Arc::<Bodies>::default();
+        let agent = |uid: &str| {
+            let name = NodeName::parse("a").unwrap();
+            Sender::AgentOn(AgentNode { name, uid: Some(uid.into()), issued: None })
+        };
+        let _first = bodies.room(&agent("earlier"), 100).await.unwrap();
+        let _second = bodies.room(&agent("earlier"), 100).await.unwrap();
+        assert_eq!(code(bodies.room(&agent("earlier"), 100).await), "reports-at-once");
+        assert_eq!(code(bodies.room(&agent("present"), 100).await), "room");
+    }
+
+    /// Six tokens announce all that there is, and send a byte at a time.
+    #[tokio::test(start_paused = true)]
+    async fn slow_bodies_keep_no_other_out() {
+        let bodies = Arc::<Bodies>::default();
+        let agent = |node: usize| {
+            let name = NodeName::parse(&format!("node-{node}")).unwrap();
+            Sender::AgentOn(AgentNode { name, uid: None, issued: None })
+        };
+        let mut slow = tokio::task::JoinSet::new();
+        for n in 0..12 {
+            let (bodies, sender) = (bodies.clone(), agent(n / 2));
+            slow.spawn(async move {
+                loop {
+                    let Ok(_room) = bodies.room(&sender, 1 << 20).await else { continue };
+                    bodies.turn_ends().await;
+                }
+            });
+        }
+        for _ in 0..50 {
+            for size in [1 << 10, 1 << 20] {
+                assert_eq!(code(bodies.room(&agent(100), size).await), "room");
+            }
+            tokio::time::sleep(Duration::from_millis(777)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_body_for_whose_room_nobody_waits_takes_its_time() {
+        let bodies = Arc::<Bodies>::default();
+        let _room = bodies.room(&Sender::Anyone, IN_ALL).await.unwrap();
+        let alone = tokio::time::timeout(Duration::from_secs(9), bodies.turn_ends()).await;
+        assert!(alone.is_err());
+        let (ended, waits) = tokio::join!(bodies.turn_ends(), bodies.room(&Sender::Anyone, 1));
+        assert_eq!((ended.code(), code(waits)), ("too-slow", "bodies-at-limit"));
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_the_room_it_announces_and_one_that_does_not_the_most() {
+        let bodies = Arc::<Bodies>::default();
+        assert_eq!(announced(&Body::from("1234"), 100), 4);
+        let endless = Body::from_stream(futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>());
+        assert_eq!(announced(&endless, 100), 100);
+        let _room = bodies.room(&Sender::Anyone, 100).await.unwrap();
+        assert_eq!(bodies.bytes.available_permits(), IN_ALL - 100);
+    }
+}

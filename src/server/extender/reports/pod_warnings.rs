@@ -1,0 +1,205 @@
+//! Warnings about single pods in a report, recorded as Events: drift, use above the grant or without one, and GPUs that were lost
+//! under them.
+//!
+//! Nothing is decided or charged here. An agent is trusted about pods that the ledger has on its own node only, and of several
+//! replicas only the leader records Events.
+
+use crate::extender::Extender;
+use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_report::{GpuReport, NodeReport, ReportFinding, UnrecordedPod};
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::ledger::{PodPhase, PodState};
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::vocabulary::gpu::{Device, Health};
+use stowage_scheduling::vocabulary::node::NodeKind;
+
+/// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
+/// node's previous report.
+pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
+    let metrics = &extender.service.metrics;
+    for missing in &report.missing {
+        metrics.report_missing.with_label_values(&[missing.part.label()]).inc();
+    }
+    for finding in &report.findings {
+        let (pod, kind) = subject(finding);
+        let is_known = found_before.iter().any(|found| subject(found) == (pod, kind));
+        if !is_known {
+            metrics.report_findings.with_label_values(&[kind]).inc();
+        }
+    }
+    if extender.service.leadership.is_leading() {
+        report.findings.iter().for_each(|finding| tell_finding(extender, &report.node, finding));
+        tell_ungranted(extender, report);
+    }
+}
+
+/// Records Events on pods that use GPUs of a node whose GPUs only Stowage gives, and were given none.
+fn tell_ungranted(extender: &Extender, report: &NodeReport) {
+    if report.unrecorded.is_empty() {
+        return;
+    }
+    let events: Vec<PodEvent> = {
+        let cluster = extender.service.cluster();
+        if cluster.node(&report.node).is_none_or(|node| node.kind != NodeKind::Stowage) {
+            return;
+        }
+        report.unrecorded.iter().filter_map(|pod| ungranted(&cluster, &report.node, pod)).collect()
+    };
+    events.into_iter().for_each(|event| extender.control_plane.record_event(event));
+}
+
+/// `None` if the pod is not on the agent's node, or was bound there by another component, of which it has an Event.
+fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<PodEvent> {
+    let is_told = cluster.pod_state(&pod.pod).is_some_and(|known| !known.demand.asks_plugin());
+    if is_told || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
+        return None;
+    }
+    let text = format!(
+        "The pod's processes run on {} of {node}, and Stowage gave it no GPU: pods that were placed there lack this VRAM. Let it \
+         request stowage.dev/vram, or delete it; if it has to see all GPUs, an administrator gives its namespace the label \
+         stowage.dev/all-gpus.",
+        list(&pod.gpus)
+    );
+    Some(PodEvent { key: pod.key()?, uid: pod.pod.clone(), kind: PodEventReason::Ungranted, text })
+}
+
+/// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.
+pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport, lost_after: Millis) {
+    let Some(gpus) = report.gpus.as_deref() else { return };
+    let lost: Vec<(&Device, String)> =
+        before.iter().filter_map(|device| Some((device, loss(device, gpus, lost_after)?))).collect();
+    if lost.is_empty() || !extender.service.leadership.is_leading() {
+        return;
+    }
+    for (uid, entry, losses) in struck(extender, &report.node, &lost) {
+        let text = format!(
+            "On {}: {losses}. The pod stays charged there, and no other pod is placed on a lost GPU. Delete the pod so \
+             that it is placed again; see the log of the node's agent and the kernel log.",
+            report.node
+        );
+        record_event(extender, uid, &entry, PodEventReason::GpuLost, text);
+    }
+}
+
+/// Counts engines that woke over VRAM that they had lent, and records Events on their pods.
+pub fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
+    for uid in woken {
+        extender.service.metrics.lending.wakes.with_label_values(&["unasked"]).inc();
+        let Some(entry) = bound_to(extender, node, &uid).filter(|_| extender.service.leadership.is_leading())
+        else {
+            continue;
+        };
+        let text = format!(
+            "The engine woke on {node} while other pods had VRAM that it lent, and may have failed for want of it. They are \
+             evicted now. Set the annotation stowage.dev/wake-requested first, and wake it when the condition \
+             stowage.dev/Wakeable is True and its message is that request; or give its class `sleeping: keep`."
+        );
+        record_event(extender, uid, &entry, PodEventReason::WokeUnasked, text);
+    }
+}
+
+fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
+    let (uid, _) = subject(finding);
+    let Some(entry) = bound_to(extender, node, uid) else { return };
+    let (kind, text) = match finding {
+        ReportFinding::Drift { recorded, actual, .. } => {
+            let recorded = entry.devices().map_or(&recorded[..], |devices| devices);
+            (PodEventReason::Drift, drift(node, recorded, actual))
+        }
+        ReportFinding::OverGrant { granted_bytes, used_bytes, .. } => {
+            (PodEventReason::OverGrant, over_grant(node, *granted_bytes, *used_bytes))
+        }
+    };
+    record_event(extender, uid.clone(), &entry, kind, text);
+}
+
+fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
+    format!(
+        "The pod's processes run on {} of {node}; its Binding recorded {}. Its grant is charged where it \
+         was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
+         stowage.dev/visible-devices and that the node's runtime honors it, then delete the pod.",
+        list(actual),
+        list(recorded)
+    )
+}
+
+fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
+    format!(
+        "The pod's processes use {used} ({} bytes) of VRAM on {node}; it was granted {granted} ({} bytes). It takes the rest \
+         from its neighbors. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
+         more stowage.dev/vram.",
+        used.0, granted.0
+    )
+}
+
+fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
+    let ledger = extender.service.cluster();
+    let entry = ledger.pod_state(uid).filter(|entry| entry.node() == Some(node))?;
+    matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
+}
+
+/// How a device changed for the worse. A device that was lost before has been reported already.
+fn loss(device: &Device, gpus: &[GpuReport], lost_after: Millis) -> Option<String> {
+    // Node labels know indexes only: the first report replaces these devices.
+    if device.uuid.index().is_some() || device.health == Health::Lost {
+        return None;
+    }
+    let uuid = &device.uuid;
+    if gpus.iter().any(|gpu| gpu.parent.as_ref() == Some(uuid)) {
+        return Some(format!("GPU {uuid} has been partitioned into MIG slices"));
+    }
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
+        return Some(format!("GPU {uuid} is gone: the agent no longer reports it"));
+    };
+    if gpu.health(lost_after) == Health::Lost {
+        let reason = gpu.health_reason.as_deref().unwrap_or("the agent gives no reason");
+        return Some(format!("GPU {uuid} is unhealthy: {reason}"));
+    }
+    (gpu.total_bytes < device.total)
+        .then(|| format!("GPU {uuid} has shrunk from {} to {}", device.total, gpu.total_bytes))
+}
+
+/// The pods on these devices, each with what it lost, in order of UID.
+fn struck(
+    extender: &Extender,
+    node: &NodeName,
+    lost: &[(&Device, String)],
+) -> Vec<(PodUid, PodState, String)> {
+    let ledger = extender.service.cluster();
+    let losses = |entry: &PodState| -> String {
+        let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
+        of_it.collect::<Vec<_>>().join("; ")
+    };
+    let here = ledger.pods_of(node);
+    here.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
+        .filter(|(.., losses)| !losses.is_empty())
+        .collect()
+}
+
+fn is_on(entry: &PodState, device: &Device) -> bool {
+    let is_it = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => device.index == index && device.parent.is_none(),
+        None => *uuid == device.uuid,
+    };
+    entry.devices().is_some_and(|devices| devices.iter().any(is_it))
+}
+
+fn record_event(extender: &Extender, uid: PodUid, entry: &PodState, kind: PodEventReason, text: String) {
+    extender.control_plane.record_event(PodEvent { key: entry.key.clone(), uid, kind, text });
+}
+
+fn list(gpus: &[GpuUuid]) -> String {
+    match gpus {
+        [] => "no GPU".into(),
+        gpus => gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// The pod a finding is about, and the finding's name in metrics.
+fn subject(finding: &ReportFinding) -> (&PodUid, &'static str) {
+    match finding {
+        ReportFinding::Drift { pod, .. } => (pod, "drift"),
+        ReportFinding::OverGrant { pod, .. } => (pod, "over-grant"),
+    }
+}

@@ -1,0 +1,308 @@
+//! Listens on the addresses of the scheduler, the agents and the operators until shutdown.
+//!
+//! Each is separate, because binding pods, reporting for a node and reading pages are three different permissions. The agents'
+//! and the operators' address also have a thread each ([`background_thread`]): kube-scheduler waits for one answer at a time, and
+//! would wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and
+//! the same kinds of limits ([`limits`]); [`admission`] decides which connections are admitted, and [`peer`] how long each step
+//! may take.
+
+pub mod accept;
+mod admission;
+mod background_thread;
+pub mod limits;
+mod peer;
+
+use super::request::{BadRequest, RequestLimits, announces_no_more, json, json_text, parse, read_body};
+use super::tls::Tls;
+use super::wire::{AskedNodes, BindingArgs, ExtenderArgs, PreemptionArgs};
+use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
+use crate::service::WorkKind;
+use accept::ServedAddress;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, post};
+use bytes::Bytes;
+use k8s_openapi::api::core::v1::Pod;
+use std::any::Any;
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::time::{Duration, SystemTime};
+use stowage_kubernetes_objects as objects;
+use stowage_telemetry::traces::Traced;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+
+/// How long connections and writes in progress may take to end after shutdown begins.
+pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
+
+/// More than an agent that keeps to the limits of a report ever needs.
+const REPORTS_BODY: usize = stowage_report::limits::MAX_BYTES;
+
+/// Read buffer of the scheduler's address: its bodies can be tens of megabytes.
+const SCHEDULERS_BUFFER: usize = 400 << 10;
+/// A head with a token of 8 KiB fits several times.
+const SMALL_BUFFER: usize = 32 << 10;
+/// Kernel send buffer for a client that does not read; it counts twice as much against the container's memory. Enough for
+/// megabytes a second over a slow link.
+const UNREAD: usize = 128 << 10;
+
+/// The source address of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAddress(pub IpAddr);
+
+impl PeerAddress {
+    /// The source of a request; unspecified for a request that did not arrive over a connection.
+    pub fn of(found: Option<Extension<Self>>) -> IpAddr {
+        found.map_or(Ipv4Addr::UNSPECIFIED.into(), |Extension(source)| source.0)
+    }
+}
+
+/// A listening address, with or without TLS.
+pub struct Endpoint {
+    pub listener: TcpListener,
+    pub tls: Option<Tls>,
+}
+
+impl Endpoint {
+    pub fn plain(listener: TcpListener) -> Self {
+        Self { listener, tls: None }
+    }
+}
+
+pub struct Endpoints {
+    pub scheduler: Endpoint,
+    pub agents: Endpoint,
+    pub operators: Endpoint,
+}
+
+/// The verbs.
+pub fn scheduler_router(extender: Extender) -> Router {
+    Router::new()
+        .route("/scheduler/filter", post(filter_verb))
+        .route("/scheduler/prioritize", post(prioritize_verb))
+        .route("/scheduler/prioritize-claims", post(prioritize_claims_verb))
+        .route("/scheduler/preempt", post(preempt_verb))
+        .route("/scheduler/bind", post(bind_verb))
+        .route(
+            "/v1/reports",
+            any(|| not_here("agents post to their own address: see --agents, by default 127.0.0.1:9446")),
+        )
+        .fallback(|| {
+            not_here(
+                "this is the scheduler's address (--listen), with POST /scheduler/filter, prioritize, prioritize-claims, \
+                 preempt and bind; the operators' pages are on --admin, by default 127.0.0.1:9445",
+            )
+        })
+        .layer(CatchPanicLayer::custom(on_panic(&extender, "any")))
+        .with_state(extender)
+}
+
+/// The agents' address.
+pub fn agents_router(extender: Extender) -> Router {
+    Router::new()
+        .route("/v1/reports", post(reports_in))
+        .fallback(|| not_here("agents post to /v1/reports; the scheduler's verbs are on --listen"))
+        .layer(CatchPanicLayer::custom(on_panic(&extender, "reports")))
+        .with_state(extender)
+}
+
+async fn not_here(text: &'static str) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("{text}\n"))
+}
+
+fn on_panic(
+    extender: &Extender,
+    verb: &'static str,
+) -> impl Fn(Box<dyn Any + Send>) -> Response + Clone + Send + Sync + 'static {
+    let panics = extender.service.metrics.panics.clone();
+    move |_| {
+        panics.with_label_values(&[verb]).inc();
+        let answer = BadRequest::unprocessable("panic", "Stowage failed on this request; its log says where");
+        (StatusCode::INTERNAL_SERVER_ERROR, answer.into_response().into_body()).into_response()
+    }
+}
+
+/// Serves all addresses until `shutdown`, then lets requests in progress end.
+pub async fn serve(
+    extender: Extender,
+    endpoints: Endpoints,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
+    let gate = extender.service.clone();
+    let stop = shutdown.child_token();
+    let limits = extender.limits.connections;
+    let metrics = &extender.service.metrics.edge;
+    let small = |name, tls, most| {
+        let (buffer, unread) = (SMALL_BUFFER, Some(UNREAD));
+        ServedAddress { name, tls, limits, most, buffer, unread, metrics: metrics.clone() }
+    };
+    let Endpoints { scheduler, agents, operators } = endpoints;
+    let for_scheduler = ServedAddress {
+        buffer: SCHEDULERS_BUFFER,
+        unread: None,
+        ..small("scheduler", scheduler.tls, limits.scheduler)
+    };
+    let for_agents = small("agents", agents.tls, limits.agents);
+    let for_operators = small("operators", operators.tls, limits.operators);
+    let reports = agents_router(extender.clone());
+    let pages = operators::router(extender.clone())
+        .layer(CatchPanicLayer::custom(on_panic(&extender, WorkKind::Page.label())));
+    tokio::try_join!(
+        accept::serve(scheduler.listener, for_scheduler, scheduler_router(extender.clone()), stop.clone()),
+        background_thread::apart("agents", stop.child_token(), |stop| {
+            accept::serve(agents.listener, for_agents, reports, stop)
+        }),
+        background_thread::apart("operators", stop.child_token(), |stop| {
+            let live = extender.live.clone().run(extender.service.clone(), stop.clone());
+            let serving = accept::serve(operators.listener, for_operators, pages, stop);
+            async { futures::join!(serving, live).0 }
+        }),
+        async {
+            stop.cancelled().await;
+            gate.leadership.set_stopping();
+            Ok(())
+        },
+    )?;
+    extender.writes.close();
+    // After this time the API server's answer is lost, as in a crash; the next start reads the pods.
+    let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
+    Ok(())
+}
+
+async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "filter", headers, body, async |body, arrived| {
+        about_nodes(&extender, "filter", &body, arrived, |args, nodes| {
+            Ok(json_text(StatusCode::OK, filter::filter(&extender, args, nodes)?.to_json()))
+        })
+    })
+    .await
+}
+
+async fn prioritize_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "prioritize", headers, body, async |body, arrived| {
+        about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+            Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, args, nodes)?))
+        })
+    })
+    .await
+}
+
+async fn prioritize_claims_verb(
+    State(extender): State<Extender>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    verb(&extender, "prioritize", headers, body, async |body, arrived| {
+        about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+            Ok(json(StatusCode::OK, &prioritize::prioritize_claims(&extender, args, nodes)?))
+        })
+    })
+    .await
+}
+
+async fn preempt_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "preempt", headers, body, async |body, arrived| {
+        let args: PreemptionArgs<'_> = parse(&body)?;
+        let call = traced(&extender, "preempt", arrived, &args.pod);
+        Ok(json(StatusCode::OK, &call.around(preempt::preempt(&extender, &args)).await?))
+    })
+    .await
+}
+
+async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "bind", headers, body, async |body, arrived| {
+        let args: BindingArgs = parse(&body)?;
+        Ok(json(StatusCode::OK, &bind::bind_since(&extender, &args, arrived).await?))
+    })
+    .await
+}
+
+/// Every replica takes reports, whether it leads or not. The sender is authenticated before the body is read.
+async fn reports_in(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let received = extender.service.now();
+    let taken = async {
+        let sender = extender.agent_auth.admit(&headers, PeerAddress::of(source)).await?;
+        let larger = "an agent's own reports are smaller: send fewer in one batch";
+        let limits =
+            RequestLimits { body: extender.limits.body.min(REPORTS_BODY), larger, ..extender.limits };
+        announces_no_more(&headers, limits)?;
+        let bytes = reports::announced(&body, limits.body);
+        let _room = extender.report_bodies.room(&sender, bytes).await?;
+        let body = tokio::select! {
+            body = read_body(&headers, body, limits) => body?,
+            slow = extender.report_bodies.turn_ends() => return Err(slow),
+        };
+        Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
+    };
+    let answer = answer(&extender, "reports", taken.await);
+    background_thread::give_way();
+    answer
+}
+
+/// The span of a call about this pod. A pod without a name or a UID is refused, and has none.
+fn traced(extender: &Extender, verb: &'static str, arrived: Option<SystemTime>, pod: &Pod) -> Traced {
+    // Nothing is parsed for a span that is not recorded.
+    if arrived.is_none() {
+        return Traced::default();
+    }
+    match objects::identity(pod) {
+        Ok((uid, key)) => extender.service.traces().call(verb, arrived, &uid, &key),
+        Err(_) => Traced::default(),
+    }
+}
+
+/// What all verbs share: the leadership check, the body, the timing, and the count of malformed requests.
+async fn verb<F>(
+    extender: &Extender,
+    name: &'static str,
+    headers: HeaderMap,
+    body: Body,
+    decide: impl FnOnce(Bytes, Option<SystemTime>) -> F,
+) -> Response
+where
+    F: Future<Output = Result<Response, BadRequest>>,
+{
+    let outcome = async {
+        let arrived = extender.service.traces().arrival();
+        let body = read_body(&headers, body, extender.limits).await?;
+        if let Some(reason) = extender.service.leadership.reason_not_leading() {
+            return Err(BadRequest::Unavailable(reason));
+        }
+        let _timer = extender.service.metrics.verb_seconds.with_label_values(&[name]).start_timer();
+        decide(body, arrived).await
+    };
+    answer(extender, name, outcome.await)
+}
+
+fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
+    outcome.unwrap_or_else(|bad| {
+        extender.service.metrics.bad_requests.with_label_values(&[name, bad.code()]).inc();
+        bad.into_response()
+    })
+}
+
+/// What filter and prioritize share: a pod, nodes, and a span with their number.
+fn about_nodes(
+    extender: &Extender,
+    verb: &'static str,
+    body: &Bytes,
+    arrived: Option<SystemTime>,
+    decide: impl FnOnce(&ExtenderArgs<'_>, &AskedNodes<'_>) -> Result<Response, BadRequest>,
+) -> Result<Response, BadRequest> {
+    let args: ExtenderArgs<'_> = parse(body)?;
+    let missing = || BadRequest::unprocessable("no-nodes", "neither Nodes nor NodeNames is there");
+    let nodes =
+        args.asked_nodes().ok_or_else(missing)?.map_err(|error| BadRequest::Malformed(error.to_string()))?;
+    let call = traced(extender, verb, arrived, &args.pod);
+    let _within = call.enter();
+    call.set("stowage.nodes.asked", nodes.len() as i64);
+    decide(&args, &nodes)
+}

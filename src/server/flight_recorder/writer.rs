@@ -1,0 +1,320 @@
+//! The recorder's work, beside everything else: takes entries out of the queue, makes them small, and writes them.
+//!
+//! A segment ends when it is long or old enough, by a checkpoint that comes through the queue in its place among the inputs. What
+//! a checkpoint costs bounds how often there is one, so that large clusters do not pay more of a processor than small ones. A
+//! write that fails ends the segment and closes the tap: until the next attempt the recorder costs nothing and the service
+//! notices nothing.
+
+use super::ring::Segments;
+use crate::service::{Service, Tapped};
+use std::io;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use stowage_recording::answer::{Answer, KeptAnswer};
+use stowage_recording::entry::{Checkpoint, Entry, Gap, SegmentHeader};
+use stowage_recording::write::SegmentWriter;
+use stowage_scheduling::verbs::ClusterCopy;
+use stowage_telemetry::RecordingMetrics;
+use tracing::{info, warn};
+
+/// A crash loses little more than this, and a frame of a quiet cluster is worth compressing.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Text that is flushed before that.
+const FLUSH_BYTES: usize = 256 << 10;
+/// How often the recorder looks whether there is something to do.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// It sleeps for so long when the queue is empty; the queue has room for sixteen thousand entries in this time.
+const IDLE: Duration = Duration::from_millis(50);
+/// A segment lasts for this long, or this many times as long as its checkpoint took, whichever is more.
+const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
+/// The same for the time between two checkpoints if entries were dropped or are many.
+const CHECKPOINTS_APART: (Duration, u32) = (Duration::from_secs(1), 100);
+/// A checkpoint may take long because the disk was slow once: the next one waits no longer than this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// Between a write that failed and the next attempt: a full disk does not empty by itself within a second.
+const RETRY_AFTER: Duration = Duration::from_secs(15);
+
+pub struct Writer<S: Segments> {
+    segments: S,
+    queue: Receiver<Tapped>,
+    /// The service ends without asking the recorder.
+    service: Weak<Service>,
+    metrics: RecordingMetrics,
+    build: &'static str,
+    segment: Option<OpenSegment<S::Segment>>,
+    look_at: Instant,
+    /// There is no checkpoint before this.
+    checkpoint_at: Instant,
+    /// Writing has failed.
+    is_failing: bool,
+}
+
+struct OpenSegment<W> {
+    writer: SegmentWriter<W>,
+    ends_at: Instant,
+    /// Its length when it ends whatever the time.
+    ends_with: u64,
+    flush_at: Instant,
+    /// Bytes that were counted.
+    counted: u64,
+    /// The checkpoint that ends it is in the queue.
+    is_ending: bool,
+}
+
+impl<S: Segments> Writer<S> {
+    pub fn new(segments: S, queue: Receiver<Tapped>, service: &Arc<Service>, build: &'static str) -> Self {
+        let metrics = service.metrics.recording.clone();
+        let service = Arc::downgrade(service);
+        let (look_at, checkpoint_at) = (Instant::now(), Instant::now());
+        Self {
+            segments,
+            queue,
+            service,
+            metrics,
+            build,
+            segment: None,
+            look_at,
+            checkpoint_at,
+            is_failing: false,
+        }
+    }
+
+    /// Until it is stopped, or the service is gone; then it writes what is left in the queue.
+    pub fn run(mut self, is_stopped: &dyn Fn() -> bool) {
+        // The first segment begins at once.
+        self.look(Instant::now(), true);
+        while !is_stopped() {
+            let is_empty = match self.queue.try_recv() {
+                Ok(tapped) => {
+                    self.take(tapped);
+                    false
+                }
+                Err(TryRecvError::Empty) => true,
+                Err(TryRecvError::Disconnected) => break,
+            };
+            let now = Instant::now();
+            if now >= self.look_at {
+                self.look(now, is_empty);
+            }
+            if is_empty {
+                // Nothing wakes it: to wake a thread costs whatever puts an entry into the queue more than the entry does.
+                std::thread::sleep(IDLE);
+            }
+        }
+        self.take_all();
+        // A last checkpoint, with which a replay compares the state that all inputs led to.
+        if let Some(service) = self.service.upgrade().filter(|_| self.segment.is_some()) {
+            service.record_checkpoint();
+        }
+        self.take_all();
+        self.end_segment();
+        self.metrics.is_recording.set(0);
+    }
+
+    /// What is in the queue by now.
+    fn take_all(&mut self) {
+        while let Ok(tapped) = self.queue.try_recv() {
+            self.take(tapped);
+        }
+    }
+
+    /// What is due by the time.
+    fn look(&mut self, now: Instant, is_empty: bool) {
+        self.look_at = now + LOOK_EVERY;
+        if let Some(segment) = self.segment.as_mut().filter(|segment| now >= segment.flush_at) {
+            segment.flush_at = now + FLUSH_EVERY;
+            let flushed = segment.writer.flush();
+            self.note(flushed);
+            self.end_if_removed();
+        }
+        let Some(service) = self.service.upgrade() else { return };
+        let Some(tap) = service.recording() else { return };
+        let is_recording = tap.is_recording();
+        self.metrics.is_recording.set(i64::from(is_recording && self.segment.is_some()));
+        let is_due = match &self.segment {
+            Some(segment) if is_recording => segment.is_over(now),
+            // While the queue is full there is no use in going on.
+            _ => !is_recording && is_empty,
+        };
+        // A full segment ends however long its checkpoint took: its size is bounded.
+        let is_full = is_recording && self.segment.as_ref().is_some_and(OpenSegment::is_full);
+        if is_due && (is_full || now >= self.checkpoint_at) {
+            self.segment.iter_mut().for_each(|segment| segment.is_ending = true);
+            service.record_checkpoint();
+        }
+    }
+
+    fn take(&mut self, tapped: Tapped) {
+        let entry = match tapped {
+            Tapped::Checkpoint { next, after, copy } => return self.begin_segment(next, after, *copy),
+            // They would only be dropped.
+            _ if self.segment.is_none() => return,
+            Tapped::Clock(now) => Entry::Clock(now),
+            Tapped::Input(numbered, _waited) => Entry::Input(numbered),
+            Tapped::Answer(asked, decision, _waited) => {
+                Entry::Answer(Answer { asked, answer: KeptAnswer::of(*decision) })
+            }
+        };
+        if let Some(segment) = &mut self.segment {
+            let mut pushed = segment.writer.push(entry);
+            if pushed.is_ok() && segment.writer.pending() >= FLUSH_BYTES {
+                pushed = segment.writer.flush();
+            }
+            self.note(pushed);
+        }
+    }
+
+    fn begin_segment(&mut self, next: u64, after: Gap, copy: ClusterCopy) {
+        let goes_on = self.end_segment();
+        // What was lost before it came to the disk is missing, too.
+        let after = if after == Gap::None && !goes_on { Gap::Dropped(0) } else { after };
+        match self.try_begin(next, after, copy) {
+            Ok(segment) => {
+                self.segment = Some(segment);
+                if let Gap::Dropped(dropped) = after {
+                    warn!(
+                        dropped,
+                        "the flight recorder did not keep up, or could not write; it goes on from a checkpoint"
+                    );
+                }
+                if std::mem::take(&mut self.is_failing) {
+                    info!(directory = self.segments.place(), "the flight recorder records again");
+                }
+                self.note(Ok(()));
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn try_begin(&mut self, next: u64, after: Gap, copy: ClusterCopy) -> io::Result<OpenSegment<S::Segment>> {
+        let (wall, began) = (jiff::Timestamp::now().as_millisecond(), Instant::now());
+        let state = copy.export();
+        drop(copy);
+        let header = SegmentHeader { stowage: self.build.into(), wall_ms: wall, began: state.now() };
+        // Before the new one, so that a full disk has room for it.
+        self.segments.tidy()?;
+        let file = self.segments.begin(wall)?;
+        let checkpoint = Entry::Checkpoint(Box::new(Checkpoint { next, after, state }));
+        let begun = SegmentWriter::begin(file, &header).and_then(|mut writer| {
+            writer.push(checkpoint)?;
+            writer.flush()?;
+            Ok(writer)
+        });
+        let writer = begun.inspect_err(|_| self.segments.discard())?;
+        let (now, took) = (Instant::now(), began.elapsed());
+        self.checkpoint_at = now + pause(CHECKPOINTS_APART, took);
+        Ok(OpenSegment {
+            ends_with: writer.written() + self.segments.segment_bytes(),
+            writer,
+            ends_at: now + pause(SEGMENT_LASTS, took),
+            flush_at: now + FLUSH_EVERY,
+            counted: 0,
+            is_ending: false,
+        })
+    }
+
+    /// What is written to a file that was removed, no reader finds: another segment begins, as soon as a checkpoint is due.
+    fn end_if_removed(&mut self) {
+        if self.segment.is_none() || self.segments.is_there() {
+            return;
+        }
+        warn!(
+            directory = self.segments.place(),
+            "the segment was removed while the flight recorder wrote it; it begins another"
+        );
+        self.give_up();
+    }
+
+    /// Answers whether all of it is written.
+    fn end_segment(&mut self) -> bool {
+        self.end_if_removed();
+        let Some(mut segment) = self.segment.take() else { return false };
+        let ended = segment.writer.flush().and_then(|()| self.segments.finish(segment.writer.get_ref()));
+        self.metrics.bytes.inc_by(segment.uncounted());
+        if let Err(error) = &ended {
+            self.fail(error);
+        }
+        ended.is_ok()
+    }
+
+    /// Counts what was written, or gives the segment up.
+    fn note(&mut self, written: io::Result<()>) {
+        if let Some(segment) = &mut self.segment {
+            self.metrics.bytes.inc_by(segment.uncounted());
+        }
+        if let Err(error) = written {
+            self.fail(&error);
+        }
+    }
+
+    /// Gives the segment up, and pauses.
+    fn fail(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            warn!(
+                directory = self.segments.place(), %error,
+                "the flight recorder cannot write, and pauses; decisions go on. {}", way_out(error)
+            );
+        }
+        self.checkpoint_at = Instant::now() + RETRY_AFTER;
+        self.give_up();
+    }
+
+    /// What was recorded since the last flush is lost; recording starts again with the next checkpoint.
+    fn give_up(&mut self) {
+        self.segment = None;
+        if let Some(service) = self.service.upgrade()
+            && let Some(tap) = service.recording()
+        {
+            tap.interrupt(Gap::Dropped(0));
+        }
+        self.metrics.is_recording.set(0);
+        self.metrics.errors.inc();
+    }
+}
+
+/// What somebody can do about it.
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            "Free space there, or give it less by --record-size"
+        }
+        _ => "See that the directory is there, and that this process may write in it",
+    }
+}
+
+/// How long to wait after a checkpoint that took so long.
+fn pause((least, times): (Duration, u32), took: Duration) -> Duration {
+    least.max(took.saturating_mul(times).min(LONGEST_PAUSE))
+}
+
+impl<W: io::Write> OpenSegment<W> {
+    fn is_over(&self, now: Instant) -> bool {
+        !self.is_ending && (now >= self.ends_at || self.is_full())
+    }
+
+    fn is_full(&self) -> bool {
+        self.writer.written() >= self.ends_with
+    }
+
+    /// Bytes written since this was last asked.
+    fn uncounted(&mut self) -> u64 {
+        let written = self.writer.written();
+        written - std::mem::replace(&mut self.counted, written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_disk_keeps_the_recorder_from_going_on_for_five_minutes_at_most() {
+        let seconds = Duration::from_secs;
+        let apart = |took| pause(CHECKPOINTS_APART, took);
+        assert_eq!(apart(Duration::from_millis(2)), seconds(1));
+        assert_eq!(apart(Duration::from_millis(500)), seconds(50));
+        assert_eq!([apart(seconds(10)), apart(Duration::MAX)], [LONGEST_PAUSE; 2]);
+        assert_eq!(pause(SEGMENT_LASTS, Duration::from_millis(2)), seconds(60));
+    }
+}

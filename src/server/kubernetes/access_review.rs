@@ -1,0 +1,143 @@
+//! Access to an operators' page, reviewed by the API server: `TokenReview` for the user, `SubjectAccessReview` for the page.
+//!
+//! Nothing is cached here; the caller decides how often to ask. The token is one for the API server itself: Stowage has no
+//! audience of its own for this, so that the tokens which users and Prometheus already have are accepted.
+
+use super::request::within;
+use super::token_review::{LIMIT, unavailable};
+use futures::future::BoxFuture;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use stowage_kubernetes_objects::port::{AuthError, OperatorPage, PageAuthority};
+use stowage_scheduling::units::Millis;
+
+pub struct AccessReviews {
+    client: Client,
+}
+
+impl AccessReviews {
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    async fn decide(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
+        let question = TokenReview {
+            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
+            ..TokenReview::default()
+        };
+        let answer = ask(Api::all(self.client.clone()), &question).await?;
+        let user = known(answer.status.unwrap_or_default())?;
+        let name = user.username.clone().unwrap_or_default();
+        let answer = ask(Api::all(self.client.clone()), &question_about(user, page)).await?;
+        let status = answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))?;
+        match status.allowed && status.denied != Some(true) {
+            true => Ok(()),
+            false => Err(AuthError::NotAllowed { user: name, what: page.to_string() }),
+        }
+    }
+}
+
+impl PageAuthority for AccessReviews {
+    fn may_see<'a>(
+        &'a self,
+        token: &'a str,
+        page: &'a OperatorPage,
+    ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
+        Box::pin(async move {
+            self.decide(token, page).await?;
+            Ok(super::token_review::remaining(token, jiff::Timestamp::now()))
+        })
+    }
+}
+
+async fn ask<K>(reviews: Api<K>, question: &K) -> Result<K, AuthError>
+where
+    K: Serialize + DeserializeOwned + Clone + std::fmt::Debug,
+{
+    let params = PostParams::default();
+    within(LIMIT, reviews.create(&params, question)).await.map_err(unavailable)
+}
+
+fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
+    if status.authenticated == Some(true) {
+        return Ok(status.user.unwrap_or_default());
+    }
+    let why = status.error.filter(|error| !error.is_empty());
+    Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())))
+}
+
+fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
+    let mut spec = SubjectAccessReviewSpec {
+        user: user.username,
+        groups: user.groups,
+        uid: user.uid,
+        extra: user.extra,
+        ..SubjectAccessReviewSpec::default()
+    };
+    match page {
+        OperatorPage::OfCluster(path) => {
+            spec.non_resource_attributes =
+                Some(NonResourceAttributes { path: Some((*path).into()), verb: Some("get".into()) });
+        }
+        OperatorPage::OfPods(namespace) => {
+            spec.resource_attributes = Some(get_pods(namespace.as_deref(), None))
+        }
+        OperatorPage::OfPod(pod) => {
+            spec.resource_attributes = Some(get_pods(Some(&pod.namespace), Some(&pod.name)));
+        }
+    }
+    SubjectAccessReview { spec, ..SubjectAccessReview::default() }
+}
+
+/// Without a name, of all pods there; without a namespace, everywhere.
+fn get_pods(namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
+    ResourceAttributes {
+        namespace: namespace.map(str::to_owned),
+        name: name.map(str::to_owned),
+        resource: Some("pods".into()),
+        version: Some("v1".into()),
+        verb: Some("get".into()),
+        ..ResourceAttributes::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::ids::PodKey;
+
+    #[test]
+    fn pods_are_asked_for_by_what_is_seen_of_them_and_a_page_of_the_cluster_by_its_path() {
+        let user = || UserInfo {
+            username: Some("jane".into()),
+            groups: Some(vec!["dev".into()]),
+            ..UserInfo::default()
+        };
+        let pod = question_about(user(), &OperatorPage::OfPod(PodKey::parse("team-a", "llm").unwrap())).spec;
+        let of_pod = pod.resource_attributes.unwrap();
+        assert_eq!(
+            [of_pod.verb, of_pod.resource, of_pod.namespace, of_pod.name, of_pod.group]
+                .map(Option::unwrap_or_default),
+            ["get", "pods", "team-a", "llm", ""]
+        );
+        assert_eq!(
+            (pod.user.as_deref(), pod.groups, pod.non_resource_attributes),
+            (Some("jane"), Some(vec!["dev".into()]), None)
+        );
+        for namespace in [None, Some("team-a")] {
+            let asked = question_about(user(), &OperatorPage::OfPods(namespace.map(Into::into))).spec;
+            let attributes = asked.resource_attributes.unwrap();
+            assert_eq!((attributes.namespace.as_deref(), attributes.name), (namespace, None));
+        }
+        let page = question_about(user(), &OperatorPage::OfCluster("/metrics")).spec;
+        let of_page = page.non_resource_attributes.unwrap();
+        assert_eq!((of_page.verb.as_deref(), of_page.path.as_deref()), (Some("get"), Some("/metrics")));
+        assert_eq!(page.resource_attributes, None);
+    }
+}

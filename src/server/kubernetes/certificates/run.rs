@@ -1,0 +1,364 @@
+//! Reads the Secret and the ConfigMap at intervals, serves what is there, and makes what is due.
+//!
+//! They are read and not watched: two small reads every few seconds, each as the store has it, show the same as a watch, and
+//! are retried by themselves.
+
+use super::change::changed;
+use super::keys::{CaCertificate, ServingCertificate};
+use super::plan::{Look, SecretChange, Step, serving, step};
+use super::stored::{SecretState, read_bundle, write_bundle};
+use super::{CertificateOptions, ObjectName};
+use crate::kubernetes::request::{ApiRequestError, within};
+use crate::service::{Service, Trouble};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_scheduling::units::{Moment, are, plural};
+use tracing::{error, info, warn};
+
+/// A request that takes longer is given up: the next read shows what became of it.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// After a write the objects are read again at once, but for this.
+const AFTER_WRITE: Duration = Duration::from_millis(100);
+
+/// Whether the certificate that is to be served works.
+type Serve = Box<dyn FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync>;
+
+/// Keeps the certificate until it is dropped. `serve` puts one into use; `addresses` are where, for the metrics.
+pub async fn run(
+    client: Client,
+    service: Arc<Service>,
+    options: CertificateOptions,
+    addresses: Vec<&'static str>,
+    serve: impl FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync + 'static,
+) {
+    let mut keeper = CertificateKeeper {
+        secrets: Api::namespaced(client.clone(), &options.secret.namespace),
+        config_maps: Api::namespaced(client, &options.config_map.namespace),
+        served: ServedCertificate::new(service.clone(), &options.secret, addresses, Box::new(serve)),
+        service,
+        seen: None,
+        out_of_reach: Trouble::default(),
+        options,
+    };
+    loop {
+        let pause = match keeper.look().await {
+            Ok(true) => AFTER_WRITE.min(keeper.options.look_every),
+            Ok(false) => keeper.options.look_every,
+            Err(error) => {
+                keeper.complain(&error);
+                keeper.options.look_every
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+struct CertificateKeeper {
+    secrets: Api<Secret>,
+    config_maps: Api<ConfigMap>,
+    service: Arc<Service>,
+    served: ServedCertificate,
+    /// The versions of the two objects, and since when they are these.
+    seen: Option<(ObjectVersions, Moment)>,
+    out_of_reach: Trouble,
+    options: CertificateOptions,
+}
+
+type ObjectVersions = [Option<String>; 2];
+
+impl CertificateKeeper {
+    /// Reads both objects, serves, and does what is due; `true` if something was, so that more may be.
+    async fn look(&mut self) -> Result<bool, ApiRequestError> {
+        let asked = self.service.now();
+        let (secret, config_map) = self.read().await?;
+        if let Some(lasted) = self.out_of_reach.end(self.service.now()) {
+            let seconds = lasted.0 / 1000;
+            info!(secret = %self.options.secret, seconds, "the certificate's Secret is within reach again");
+        }
+        let Some(secret) = secret else {
+            self.served.refuse(&missing("Secret", &self.options.secret));
+            return Ok(false);
+        };
+        let state = SecretState::read(&secret);
+        let published = config_map.as_ref().map(read_bundle);
+        self.served.show(&state, published.as_deref(), &self.options);
+        let look = Look {
+            secret: &state,
+            published: published.as_deref(),
+            is_leading: self.service.leadership.is_leading(),
+            now: self.service.clock.to_wall(asked),
+            unchanged_for: self.unchanged_for(asked, &secret, config_map.as_ref()),
+        };
+        match step(&look, &self.options.settings) {
+            Step::Nothing => Ok(false),
+            Step::WriteSecret(change) => {
+                let published = published.unwrap_or_default();
+                self.write_secret(secret, &state, &published, change).await
+            }
+            Step::Publish => match (config_map, &state) {
+                (Some(config_map), SecretState::Managed(managed)) => {
+                    self.publish(config_map, &managed.bundle()).await
+                }
+                _ => Ok(false),
+            },
+        }
+    }
+
+    async fn read(&self) -> Result<(Option<Secret>, Option<ConfigMap>), ApiRequestError> {
+        // The ConfigMap second: what it shows is not older than what the Secret says of it.
+        let secret = within(REQUEST_TIMEOUT, self.secrets.get_opt(&self.options.secret.name)).await?;
+        let config_map =
+            within(REQUEST_TIMEOUT, self.config_maps.get_opt(&self.options.config_map.name)).await?;
+        Ok((secret, config_map))
+    }
+
+    /// From the end of the first read that showed them so to the beginning of the latest.
+    fn unchanged_for(&mut self, asked: Moment, secret: &Secret, map: Option<&ConfigMap>) -> Duration {
+        let versions = [
+            secret.metadata.resource_version.clone(),
+            map.and_then(|map| map.metadata.resource_version.clone()),
+        ];
+        match &self.seen {
+            Some((seen, since)) if *seen == versions => Duration::from_millis(asked.since(*since).0),
+            _ => {
+                self.seen = Some((versions, self.service.now()));
+                Duration::ZERO
+            }
+        }
+    }
+
+    async fn write_secret(
+        &mut self,
+        secret: Secret,
+        state: &SecretState,
+        published: &[CaCertificate],
+        change: SecretChange,
+    ) -> Result<bool, ApiRequestError> {
+        let now = self.service.clock.to_wall(self.service.now());
+        let changed = match changed(state, published, change, now, &self.options.settings) {
+            Ok(changed) => changed.write(secret),
+            Err(error) => {
+                self.served.refuse(&error.to_string());
+                return Ok(false);
+            }
+        };
+        // With the resourceVersion that was read: of two replicas one is refused.
+        let name = &self.options.secret.name;
+        let written =
+            within(REQUEST_TIMEOUT, self.secrets.replace(name, &PostParams::default(), &changed)).await;
+        if self.counted(written, "Secret", &self.options.secret)? {
+            self.announce(change);
+        }
+        Ok(true)
+    }
+
+    async fn publish(
+        &self,
+        config_map: ConfigMap,
+        bundle: &[&CaCertificate],
+    ) -> Result<bool, ApiRequestError> {
+        let (name, changed) = (&self.options.config_map.name, write_bundle(config_map, bundle));
+        let written =
+            within(REQUEST_TIMEOUT, self.config_maps.replace(name, &PostParams::default(), &changed)).await;
+        if self.counted(written, "ConfigMap", &self.options.config_map)? {
+            let count = bundle.len();
+            info!(config_map = %self.options.config_map, "{} {} published for agents", plural(count, "CA"), are(count));
+        }
+        Ok(true)
+    }
+
+    /// Whether it was written; another replica's write in between is none of this one's.
+    fn counted<T>(
+        &self,
+        written: Result<T, ApiRequestError>,
+        kind: &str,
+        name: &ObjectName,
+    ) -> Result<bool, ApiRequestError> {
+        let conflicts = |error: &ApiRequestError| {
+            matches!(error, ApiRequestError::Failed(error)
+                if matches!(&**error, kube::Error::Api(status) if status.code == 409))
+        };
+        let outcome = match &written {
+            Ok(_) => "written",
+            Err(error) if conflicts(error) => "conflict",
+            Err(_) => "failed",
+        };
+        self.service.metrics.writes.with_label_values(&["certificates", outcome]).inc();
+        match written {
+            Ok(_) => Ok(true),
+            Err(error) if conflicts(&error) => {
+                warn!("another replica has written the {kind} {name} meanwhile; it is read again");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn announce(&self, change: SecretChange) {
+        let (secret, delay) = (&self.options.secret, self.options.settings.publication_delay);
+        match change {
+            SecretChange::Fill => info!(%secret, "made a CA and a certificate for the agents' address"),
+            SecretChange::AddNextCa => info!(
+                %secret,
+                "made another CA; it signs from {} s after its publication on, when every agent has it", delay.as_secs()
+            ),
+            SecretChange::Promote => {
+                info!(%secret, "the next CA signs from now on; made a certificate of it")
+            }
+            SecretChange::Issue => info!(%secret, "made another certificate for the agents' address"),
+            SecretChange::ForgetPublication => warn!(
+                config_map = %self.options.config_map,
+                "somebody has removed the next CA; it is published again, and its time counts again"
+            ),
+            SecretChange::DropPrevious => {
+                info!(%secret, "no certificate of an earlier CA is in use any more")
+            }
+            SecretChange::CountPublication(_) => {}
+        }
+    }
+
+    /// Once, until the objects are within reach again.
+    fn complain(&mut self, error: &ApiRequestError) {
+        if self.out_of_reach.begin(self.service.now()) {
+            let CertificateOptions { secret, config_map, .. } = &self.options;
+            warn!(
+                "the Secret {secret} or the ConfigMap {config_map} is out of reach: {error}; the certificate in use stays. The \
+                 Role in the manifests lets Stowage get and update these two"
+            );
+        }
+        self.served.awaits(&error.to_string());
+    }
+}
+
+fn missing(kind: &str, name: &ObjectName) -> String {
+    format!(
+        "there is no {kind} {name}, and Stowage may not create it: apply the manifests again (kubectl apply), which have it empty"
+    )
+}
+
+/// The certificate in use, and what is said of it.
+struct ServedCertificate {
+    service: Arc<Service>,
+    secret: ObjectName,
+    addresses: Vec<&'static str>,
+    serve: Serve,
+    current: Option<ServingCertificate>,
+    said: Vec<String>,
+}
+
+impl ServedCertificate {
+    fn new(service: Arc<Service>, secret: &ObjectName, addresses: Vec<&'static str>, serve: Serve) -> Self {
+        let new = Self { service, secret: secret.clone(), addresses, serve, current: None, said: Vec::new() };
+        new.awaits("the Secret was not read yet");
+        new
+    }
+
+    fn show(
+        &mut self,
+        state: &SecretState,
+        published: Option<&[CaCertificate]>,
+        options: &CertificateOptions,
+    ) {
+        let found = serving(state, published, &options.settings.names);
+        let mut problems = match state {
+            SecretState::Managed(managed) => managed.problems.clone(),
+            _ => Vec::new(),
+        };
+        if published.is_none() && !matches!(state, SecretState::Foreign(_)) {
+            problems.push(missing("ConfigMap", &options.config_map));
+        }
+        if let (SecretState::Foreign(Ok(serving)), Some(published)) = (state, published) {
+            let cas: Vec<&CaCertificate> = published.iter().collect();
+            let names = &options.settings.names;
+            if !names.iter().any(|name| serving.is_of(&cas, std::slice::from_ref(name))) {
+                problems.push(format!(
+                    "the ConfigMap {} has no CA of this certificate, or it is for none of Stowage's names: agents refuse it. Put \
+                     the CA there under ca.crt, or empty the Secret's data, and Stowage makes both",
+                    options.config_map
+                ));
+            }
+        }
+        match found {
+            Ok(Some(found)) => problems.extend(self.put_into_use(found).err()),
+            Ok(None) => self.awaits("its first certificate is being made, and its CA published before"),
+            Err(error) => {
+                self.awaits(&error);
+                problems.push(error);
+            }
+        }
+        let (now, current) = (self.service.clock.to_wall(self.service.now()), self.current.as_ref());
+        if let Some(ended) = current.map(|current| current.not_after).filter(|end| *end <= now) {
+            problems.push(format!("the certificate in use has expired at {ended}"));
+        }
+        let edge = &self.service.metrics.edge;
+        if let SecretState::Managed(managed) = state
+            && let Some(ca) = &managed.signing
+        {
+            edge.certificate_ends("ca", ca.certificate.not_after.as_second());
+            if ca.certificate.not_after <= now {
+                problems.push(format!("the CA has expired at {}", ca.certificate.not_after));
+            }
+        }
+        match problems.is_empty() {
+            true => self.is_good(),
+            false => self.refuse_all(problems),
+        }
+    }
+
+    fn put_into_use(&mut self, found: &ServingCertificate) -> Result<(), String> {
+        if self.current.as_ref() == Some(found) {
+            return Ok(());
+        }
+        (self.serve)(found)?;
+        self.current = Some(found.clone());
+        let edge = &self.service.metrics.edge;
+        edge.certificate_ends("serving", found.not_after.as_second());
+        for address in &self.addresses {
+            edge.tls_reloads.with_label_values(&[address, "applied"]).inc();
+        }
+        info!(secret = %self.secret, until = %found.not_after, "a new certificate is in use");
+        self.service.certificate.send_replace(None);
+        Ok(())
+    }
+
+    /// As long as there is none in use, this replica is not ready.
+    fn awaits(&self, why: &str) {
+        if self.current.is_none() {
+            let why = format!("no certificate for the agents' address: Secret {}: {why}", self.secret);
+            self.service.certificate.send_replace(Some(why));
+        }
+    }
+
+    fn refuse(&mut self, problem: &str) {
+        self.awaits(problem);
+        self.refuse_all(vec![problem.to_owned()]);
+    }
+
+    /// Logs each problem once.
+    fn refuse_all(&mut self, problems: Vec<String>) {
+        let edge = &self.service.metrics.edge;
+        let is_new = problems.iter().any(|problem| !self.said.contains(problem));
+        for address in &self.addresses {
+            edge.tls_refused.with_label_values(&[address]).set(1);
+            if is_new {
+                edge.tls_reloads.with_label_values(&[address, "rejected"]).inc();
+            }
+        }
+        for problem in problems.iter().filter(|problem| !self.said.contains(problem)) {
+            error!(secret = %self.secret, "--agents-tls-secret: {problem}. A certificate that is in use stays");
+        }
+        self.said = problems;
+    }
+
+    fn is_good(&mut self) {
+        for address in &self.addresses {
+            self.service.metrics.edge.tls_refused.with_label_values(&[address]).set(0);
+        }
+        if !std::mem::take(&mut self.said).is_empty() {
+            info!(secret = %self.secret, "the certificate's Secret is good again");
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets,namespaces -A -o yaml` (or
+//! `-o json`) prints.
+//!
+//! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For experiments, tests and
+//! benchmarks.
+
+use super::index::ClusterIndex;
+use crate::service::Service;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::storage::v1::StorageClass;
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
+    PodEvent, PodOnRecord, StatusChange,
+};
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid, printable};
+use stowage_scheduling::policy::NamespaceLabels;
+use stowage_scheduling::units::{are, plural};
+use tracing::info;
+
+/// The path that stands for standard input on the command line.
+const STANDARD_INPUT: &str = "-";
+/// A dump of 20,000 pods has some ten million YAML events; the file is the operator's own.
+const MAX_YAML_EVENTS: usize = 200_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    #[error("--cluster {}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints there, or pipe it in and write -", .path.display())]
+    Read { path: PathBuf, error: std::io::Error },
+    #[error("{}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints, whole", named(.path))]
+    Yaml { path: PathBuf, error: Box<serde_saphyr::Error> },
+    #[error("{}: {error}; save what `kubectl get nodes,pods -A -o json` prints, whole", named(.path))]
+    Json { path: PathBuf, error: serde_json::Error },
+    #[error("{}: item {item} ({kind}): {error}", named(.path))]
+    Item { path: PathBuf, item: usize, kind: String, error: serde_json::Error },
+    #[error(
+        "{}: item {item} has no `kind`; save what `kubectl get nodes,pods -A -o yaml` prints, whole",
+        named(.path)
+    )]
+    NoKind { path: PathBuf, item: usize },
+    #[error("{} has no nodes; save what `kubectl get nodes,pods -A -o yaml` prints", named(.path))]
+    NoNodes { path: PathBuf },
+}
+
+fn named(path: &Path) -> std::borrow::Cow<'_, str> {
+    if path == Path::new("-") { "standard input".into() } else { path.to_string_lossy() }
+}
+
+/// The text of a dump. Its objects are parsed one at a time: sixteen thousand parsed pods would be most of this process'
+/// memory.
+#[derive(Debug)]
+pub struct Dump {
+    path: PathBuf,
+    text: String,
+}
+
+/// What a dump shows to a plan of capacity.
+#[derive(Debug, Default)]
+pub struct DumpContents {
+    pub pods: Vec<Pod>,
+    pub nodes: Vec<Node>,
+    pub namespaces: NamespaceLabels,
+}
+
+enum Object {
+    Node(Box<Node>),
+    Pod(Box<Pod>),
+    Budget(Box<PodDisruptionBudget>),
+    Namespace(Box<Namespace>),
+    Slice(Box<ResourceSlice>),
+    Claim(Box<PersistentVolumeClaim>),
+    Volume(Box<PersistentVolume>),
+    StorageClass(Box<StorageClass>),
+}
+
+impl Dump {
+    /// `-` is standard input.
+    pub fn read(path: &Path) -> Result<Self, DumpError> {
+        let text = match path == Path::new(STANDARD_INPUT) {
+            true => io::read_to_string(io::stdin().lock()),
+            false => std::fs::read_to_string(path),
+        };
+        match text {
+            Ok(text) => Ok(Self::of(text, path)),
+            Err(error) => Err(DumpError::Read { path: path.into(), error }),
+        }
+    }
+
+    /// `path` is only named in errors.
+    pub fn of(text: String, path: &Path) -> Self {
+        Self { path: path.into(), text }
+    }
+
+    /// The pod of that name, as the dump shows it.
+    pub fn pod(&self, key: &PodKey) -> Result<Option<Pod>, DumpError> {
+        let mut found = None;
+        let is_it = |pod: &Pod| objects::identity(pod).is_ok_and(|(_, named)| named == *key);
+        self.each(|object| match object {
+            Object::Pod(pod) if is_it(&pod) => found = Some(*pod),
+            _ => {}
+        })?;
+        Ok(found)
+    }
+
+    /// Every pod that requests a GPU, every node, and the labels of namespaces.
+    pub fn contents(&self) -> Result<DumpContents, DumpError> {
+        let mut found = DumpContents::default();
+        self.each(|object| match object {
+            Object::Pod(pod) if objects::asks_for_gpu(&pod) || objects::asks_by_claims(&pod) => {
+                found.pods.push(*pod);
+            }
+            Object::Node(node) => found.nodes.push(*node),
+            Object::Namespace(namespace) => {
+                let metadata = namespace.metadata;
+                let labels = Arc::new(metadata.labels.unwrap_or_default());
+                found.namespaces.extend(metadata.name.map(|name| (name, labels)));
+            }
+            _ => {}
+        })?;
+        Ok(found)
+    }
+
+    fn each(&self, visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        match self.text.trim_start().starts_with('{') {
+            true => self.each_of_json(visit),
+            false => self.each_of_yaml(visit),
+        }
+    }
+
+    fn each_of_json(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        #[derive(serde::Deserialize)]
+        struct List<'a> {
+            #[serde(borrow)]
+            items: Vec<&'a RawValue>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Kind {
+            kind: Option<String>,
+        }
+        let json = |error| DumpError::Json { path: self.path.clone(), error };
+        let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
+        for (item, raw) in list.items.into_iter().enumerate() {
+            let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
+            self.object(item, kind.as_deref(), DumpItem::Text(raw.get()))?.map(&mut visit);
+        }
+        Ok(())
+    }
+
+    /// A `List`, or several documents.
+    fn each_of_yaml(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
+        };
+        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&self.text, options)
+            .map_err(|error| DumpError::Yaml { path: self.path.clone(), error: Box::new(error) })?;
+        let items =
+            documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
+                Some(Value::Array(items)) => items,
+                _ => vec![document],
+            });
+        for (item, value) in items.enumerate() {
+            let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
+            self.object(item, kind.as_deref(), DumpItem::Value(value))?.map(&mut visit);
+        }
+        Ok(())
+    }
+
+    /// `None` for other kinds: a dump with more kinds than needed is fine.
+    fn object(
+        &self,
+        item: usize,
+        kind: Option<&str>,
+        source: DumpItem<'_>,
+    ) -> Result<Option<Object>, DumpError> {
+        let kind = kind.ok_or_else(|| DumpError::NoKind { path: self.path.clone(), item })?;
+        let object = match kind {
+            "Node" => source.read().map(Object::Node).map(Some),
+            "Pod" => source.read().map(Object::Pod).map(Some),
+            "PodDisruptionBudget" => source.read().map(Object::Budget).map(Some),
+            "Namespace" => source.read().map(Object::Namespace).map(Some),
+            "PersistentVolumeClaim" => source.read().map(Object::Claim).map(Some),
+            "PersistentVolume" => source.read().map(Object::Volume).map(Some),
+            "StorageClass" => source.read().map(Object::StorageClass).map(Some),
+            "ResourceSlice" => source.read().map(Object::Slice).map(Some),
+            _ => Ok(None),
+        };
+        object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
+    }
+}
+
+enum DumpItem<'a> {
+    Text(&'a str),
+    Value(Value),
+}
+
+impl DumpItem<'_> {
+    fn read<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
+        match self {
+            Self::Text(text) => serde_json::from_str(text),
+            Self::Value(value) => serde_json::from_value(value),
+        }
+    }
+}
+
+/// The copy in memory: which pod is on which node.
+pub struct DumpControlPlane {
+    pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
+    left_out: Vec<LeftOutPod>,
+}
+
+/// A pod that asks for a GPU and cannot be understood: no decision knows of it, and what it uses is not charged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOutPod {
+    /// `NAMESPACE/NAME`, as the dump has it.
+    pub pod: String,
+    pub why: String,
+}
+
+impl LeftOutPod {
+    /// `None` for a pod that the ledger has, or that is none of Stowage's.
+    fn of(pod: &Pod, service: &Service) -> Option<Self> {
+        if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
+            return None;
+        }
+        let why = match objects::identity(pod) {
+            Ok((uid, _)) if service.cluster().pod_state(&uid).is_some() => return None,
+            Ok(_) => objects::demand(pod, service.cluster().policy()).err()?.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+        let pod = [namespace.as_deref().unwrap_or("?"), name.as_deref().unwrap_or("?")].join("/");
+        // No API server has accepted the name.
+        Some(Self { pod: printable(&pod), why })
+    }
+}
+
+/// How many pods a warning names; the others are counted.
+const NAMED: usize = 10;
+
+/// `2 pods of the dump cannot be understood and are left out`, and a line for each; `None` without any.
+pub fn left_out_text(left_out: &[LeftOutPod]) -> Option<String> {
+    let (pods, are) = (plural(left_out.len(), "pod"), are(left_out.len()));
+    let mut text = format!("{pods} of the dump cannot be understood and {are} left out:");
+    for LeftOutPod { pod, why } in left_out.iter().take(NAMED) {
+        text += &format!("\n  {pod}: {why}");
+    }
+    if let Some(more @ 1..) = left_out.len().checked_sub(NAMED) {
+        text += &format!("\n  and {more} more");
+    }
+    (!left_out.is_empty()).then_some(text)
+}
+
+impl DumpControlPlane {
+    /// Adds a dump to the ledger and lets this replica lead.
+    pub fn load(dump: &Dump, service: &Service, index: &mut ClusterIndex) -> Result<Self, DumpError> {
+        let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
+        index.begin_nodes();
+        index.begin_pods(service);
+        index.begin_budgets(service);
+        index.begin_namespaces();
+        index.begin_slices(service);
+        dump.each(|object| match object {
+            Object::Node(node) => index.apply_node(service, &node),
+            Object::Pod(pod) => {
+                index.apply_pod(service, &pod);
+                pods.extend(on_record(&pod));
+                left_out.extend(LeftOutPod::of(&pod, service));
+            }
+            Object::Budget(budget) => index.apply_budget(service, &budget),
+            Object::Namespace(namespace) => index.list_namespace(&namespace.metadata),
+            Object::Claim(claim) => index.apply_storage(service, &*claim),
+            Object::Volume(volume) => index.apply_storage(service, &*volume),
+            Object::StorageClass(class) => index.apply_storage(service, &*class),
+            Object::Slice(slice) => drop(index.apply_slice(service, &slice)),
+        })?;
+        index.end_nodes(service);
+        index.end_pods(service);
+        // A dump without budgets means that there are none.
+        index.end_budgets(service);
+        // One without namespaces means that no selector takes any.
+        service.list_namespaces(index.listed_namespaces());
+        index.end_namespaces();
+        index.end_slices(service);
+        if index.nodes().is_empty() {
+            return Err(DumpError::NoNodes { path: dump.path.clone() });
+        }
+        // Only after all objects are read: a pod may precede its node in the file.
+        for event in index.standing(service) {
+            info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
+        }
+        service.lead_from_the_start();
+        Ok(Self { pods: Mutex::new(pods), left_out })
+    }
+
+    /// In the order of the dump.
+    pub fn left_out(&self) -> &[LeftOutPod] {
+        &self.left_out
+    }
+
+    fn bind_now(&self, order: &BindOrder) -> BindOutcome {
+        let mut pods = self.pods.lock();
+        match pods.get_mut(&order.key) {
+            None => BindOutcome::Refused { message: format!("pods \"{}\" not found", order.key) },
+            Some(pod) if pod.uid != order.uid || pod.node.is_some() => BindOutcome::Conflict,
+            Some(pod) => {
+                pod.node = Some(order.placement.node.clone());
+                pod.devices = order.placement.recorded();
+                BindOutcome::Written
+            }
+        }
+    }
+
+    fn check(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
+        match self.pods.lock().get(key) {
+            Some(pod) if pod.uid == *uid => Ok(()),
+            _ => Err(ControlPlaneError::Gone),
+        }
+    }
+}
+
+fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
+    if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
+        return None;
+    }
+    let (uid, key) = objects::identity(pod).ok()?;
+    let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
+    let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
+    let (has_started, is_over) = (objects::has_started(pod), pod.metadata.deletion_timestamp.is_some());
+    Some((key, PodOnRecord { uid, node, devices, has_started, is_over, borrows, refusal: None }))
+}
+
+impl ControlPlane for DumpControlPlane {
+    fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        ready(self.bind_now(order)).boxed()
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        key: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        ready(Ok(self.pods.lock().get(key).cloned())).boxed()
+    }
+
+    /// kube-scheduler does not watch a dump: it is enough that the pod exists.
+    fn write_status<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        _: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(self.check(key, uid)).boxed()
+    }
+
+    /// Refuses: no watch would show the pod leaving, and its preemptor would wait forever.
+    fn evict<'a>(
+        &'a self,
+        _: &'a PodKey,
+        _: &'a PodUid,
+        _: &'a EvictionReason,
+        _: &'a IsDue<'a>,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        let message = "a dump has no kubelets: no pod can be evicted".into();
+        ready(EvictionOutcome::Refused { message }).boxed()
+    }
+
+    fn remove_scheduling_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(self.check(key, uid)).boxed()
+    }
+
+    /// There is no API server for Events, so they are logged.
+    fn record_event(&self, event: PodEvent) {
+        info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::policy::Policy;
+
+    #[test]
+    fn pods_that_cannot_be_understood_are_named_with_the_reason() {
+        let pod = |name: &str, uid: &str, limits: &str| {
+            format!(
+                r#"{{"kind": "Pod", "metadata": {{"name": "{name}", "namespace": "x"{uid}}},
+                    "spec": {{"containers": [{{"name": "c", "resources": {{"limits": {limits}}}}}]}}}}"#
+            )
+        };
+        let items = [
+            r#"{"kind": "Node", "metadata": {"name": "a"}}"#.to_owned(),
+            pod("good", r#", "uid": "1""#, r#"{"stowage.dev/vram": "4Gi"}"#),
+            pod("fraction", r#", "uid": "2""#, r#"{"stowage.dev/vram": "1.5"}"#),
+            pod("none-of-ours", r#", "uid": "3""#, r#"{"cpu": "1"}"#),
+            pod("bare", "", r#"{"stowage.dev/vram": "4Gi"}"#),
+        ];
+        let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+        let service = Service::new(Policy::default());
+        let dump = Dump::of(text, Path::new("dump"));
+        let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let text = left_out_text(loaded.left_out()).unwrap();
+        assert!(text.starts_with("2 pods of the dump cannot be understood and are left out:\n"), "{text}");
+        assert!(text.contains("x/fraction: ") && text.contains("x/bare: "), "{text}");
+        assert_eq!(left_out_text(&[]), None);
+        let many = vec![LeftOutPod { pod: "a/b".into(), why: "bad".into() }; 12];
+        assert!(left_out_text(&many).unwrap().ends_with("\n  and 2 more"));
+    }
+
+    #[test]
+    fn a_dump_brings_budgets_and_all_pods_along_and_one_without_budgets_has_none() {
+        let node = r#"{"kind": "Node", "metadata": {"name": "a"}, "status": {"allocatable": {"pods": "9"}}}"#;
+        let web = r#"{"kind": "Pod", "metadata": {"name": "web", "namespace": "x", "uid": "1"},
+            "spec": {"nodeName": "a", "containers": []}}"#;
+        let budget = r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
+        let load = |items: &[&str]| {
+            let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+            let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+            DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
+            let budgets = service.cluster().budgets().len();
+            assert!(index.complete_since().is_some() && service.cluster().budgets_known());
+            (budgets, service.cluster().kube_filters().pods().count())
+        };
+        assert_eq!(load(&[node, web, budget]), (1, 1));
+        assert_eq!(load(&[node]), (0, 0));
+    }
+}

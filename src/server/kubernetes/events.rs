@@ -1,0 +1,370 @@
+//! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times has one Event. Kinds that are
+//! new each time ([`PodEventReason::is_new_each_time`]) are recorded each time.
+//!
+//! [`EventRecorder`] accepts Events without waiting; [`publish`] is the task that writes them. Nothing here decides anything,
+//! and a slow API server loses only Events.
+
+use crate::service::Service;
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
+use stowage_scheduling::units::{Millis, Moment};
+use tokio::sync::mpsc;
+
+/// How long the same kind of Event is suppressed for a pod.
+const QUIET: Millis = Millis::seconds(600);
+/// How many pods are remembered for each kind, in a few megabytes. What is told beyond them in that time is dropped: forgotten
+/// pods would have a new Event at each of their attempts, and there may be tens of thousands.
+const REMEMBERED: usize = 32_768;
+/// Events waiting to be written. Beyond these the API server is too slow for them to be useful.
+const WAITING: usize = 1024;
+/// A write that takes longer is given up, so that others get their turn.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The API's limits on an Event's note, and on names.
+const NOTE_BYTES: usize = 1024;
+const NAME_BYTES: usize = 253;
+const INSTANCE_BYTES: usize = 128;
+/// The Event's `reportingController`.
+const CONTROLLER: &str = "stowage.dev/scheduler";
+
+/// The sending end: accepts Events from any thread, without waiting.
+pub struct EventRecorder {
+    service: Arc<Service>,
+    told: Mutex<RecentEvents>,
+    queue: mpsc::Sender<PodEvent>,
+}
+
+impl EventRecorder {
+    /// Both ends.
+    pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<PodEvent>) {
+        let (queue, receiver) = mpsc::channel(WAITING);
+        (Self { service, told: Mutex::default(), queue }, receiver)
+    }
+
+    pub fn record_event(&self, mut notice: PodEvent) {
+        // It may contain kube-scheduler's text, and a thousand may wait.
+        notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
+        let (uid, kind) = (notice.uid.clone(), notice.kind);
+        let now = self.service.now();
+        let mut told = self.told.lock();
+        let is_new = kind.is_new_each_time();
+        if !is_new && told.is_told(&uid, kind, now) {
+            return count(&self.service, kind, "suppressed");
+        }
+        if !is_new && told.is_full(kind) {
+            return count(&self.service, kind, "dropped");
+        }
+        // What finds no place was not told.
+        let Ok(place) = self.queue.try_reserve() else { return count(&self.service, kind, "dropped") };
+        if !is_new {
+            told.note(uid, kind, now);
+        }
+        place.send(notice);
+    }
+}
+
+/// Which Events were recorded recently.
+#[derive(Debug, Default)]
+struct RecentEvents(FxHashMap<PodEventReason, RecentPods>);
+
+/// The pods with a recent Event of one kind.
+#[derive(Debug, Default)]
+struct RecentPods {
+    told: FxHashSet<PodUid>,
+    /// The same, in order of time.
+    order: VecDeque<(Moment, PodUid)>,
+}
+
+impl RecentEvents {
+    /// Whether the pod has had such an Event recently.
+    fn is_told(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
+        self.forget_until(now);
+        self.0.get(&kind).is_some_and(|pods| pods.told.contains(uid))
+    }
+
+    fn is_full(&self, kind: PodEventReason) -> bool {
+        self.0.get(&kind).is_some_and(|pods| pods.order.len() >= REMEMBERED)
+    }
+
+    /// The pod has such an Event from now on, and had none.
+    fn note(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
+        let pods = self.0.entry(kind).or_default();
+        pods.told.insert(uid.clone());
+        pods.order.push_back((now, uid));
+    }
+
+    fn forget_until(&mut self, now: Moment) {
+        for RecentPods { told, order } in self.0.values_mut() {
+            while let Some((_, uid)) = order.pop_front_if(|(told, _)| *told + QUIET <= now) {
+                told.remove(&uid);
+            }
+        }
+    }
+}
+
+/// Writes Events until all senders are gone. `identity` names this replica.
+pub async fn publish(
+    client: Client,
+    service: Arc<Service>,
+    identity: String,
+    mut notices: mpsc::Receiver<PodEvent>,
+) {
+    let params = PostParams::default();
+    while let Some(notice) = notices.recv().await {
+        if notice.kind == PodEventReason::Ungranted
+            && let Some(why) = withheld(&client, &notice).await
+        {
+            count(&service, notice.kind, why);
+            continue;
+        }
+        let events: Api<Event> = Api::namespaced(client.clone(), &notice.key.namespace);
+        let event = event(&notice, &identity, service.clock.wall());
+        let write = events.create(&params, &event);
+        let outcome = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
+            Ok(Ok(_)) => "published",
+            Ok(Err(error)) => {
+                tracing::debug!(pod = %notice.key, %error, "an Event was not written");
+                "failed"
+            }
+            Err(_) => "failed",
+        };
+        count(&service, notice.kind, outcome);
+    }
+}
+
+/// Why a pod that an agent found gets no Event. That its UID is of the agent's node is known; what it is called says the agent alone.
+async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Option<&'static str> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
+    let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;
+    let is_it = found.is_ok_and(|pod| pod.is_ok_and(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())));
+    match is_it {
+        true => sees_all_gpus(client, &key.namespace).await.then_some("exempt"),
+        false => Some("unconfirmed"),
+    }
+}
+
+/// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
+/// namespaces are watched only where a policy needs them.
+async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
+    let of_name = ListParams::default().fields(&format!("metadata.name={namespace}")).labels(SEES_ALL_GPUS);
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
+    namespace == SEES_ALL_GPUS_UNLABELLED
+        || listed.is_ok_and(|listed| listed.is_ok_and(|listed| !listed.items.is_empty()))
+}
+
+fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
+    let suffix = format!(".{:x}", now.as_nanosecond());
+    let namespace = notice.key.namespace.to_string();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{}{suffix}", cut(&notice.key.name, NAME_BYTES - suffix.len()))),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        regarding: Some(ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            name: Some(notice.key.name.to_string()),
+            namespace: Some(namespace),
+            uid: Some(notice.uid.to_string()),
+            ..ObjectReference::default()
+        }),
+        action: Some("Scheduling".into()),
+        reason: Some(notice.kind.reason().into()),
+        note: Some(cut(&notice.text, NOTE_BYTES).into()),
+        type_: Some(if notice.kind.is_warning() { "Warning" } else { "Normal" }.into()),
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some(CONTROLLER.into()),
+        reporting_instance: Some(cut(identity, INSTANCE_BYTES).into()),
+        ..Event::default()
+    }
+}
+
+/// At most `bytes` of `text`, on a character's boundary.
+fn cut(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+fn count(service: &Service, kind: PodEventReason, outcome: &str) {
+    service.metrics.events.with_label_values(&[kind.reason(), outcome]).inc();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use stowage_scheduling::ids::PodKey;
+    use stowage_scheduling::policy::Policy;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("uid-{n}")).unwrap()
+    }
+
+    fn refusal(n: usize) -> PodEvent {
+        let key = PodKey::parse("team-a", "llama").unwrap();
+        PodEvent {
+            key,
+            uid: uid(n),
+            kind: PodEventReason::Unschedulable,
+            text: "no GPU has 40 GiB free".into(),
+        }
+    }
+
+    #[test]
+    fn a_pod_gets_the_same_event_once_in_ten_minutes() {
+        let mut told = RecentEvents::default();
+        let at = |seconds| Moment(0) + Millis::seconds(seconds);
+        let (refused, unplaced) = (PodEventReason::Unschedulable, PodEventReason::Unplaced);
+        told.note(uid(1), refused, at(0));
+        assert!(told.is_told(&uid(1), refused, at(599)));
+        assert!(!told.is_told(&uid(1), unplaced, at(599)), "another kind is other news");
+        assert!(!told.is_told(&uid(2), refused, at(599)), "another pod, too");
+        assert!(!told.is_told(&uid(1), refused, at(600)));
+    }
+
+    #[test]
+    fn beyond_what_is_remembered_no_pod_gets_an_event_until_the_first_are_forgotten() {
+        let service = Service::with_stopped_clock(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        for n in 0..REMEMBERED {
+            notices.record_event(refusal(n));
+            assert!(receiver.try_recv().is_ok());
+        }
+        notices.record_event(refusal(REMEMBERED));
+        assert!(receiver.try_recv().is_err(), "each attempt of so many pods would be one");
+        notices.record_event(PodEvent { kind: PodEventReason::Evicted, ..refusal(REMEMBERED) });
+        assert!(receiver.try_recv().is_ok(), "many of one kind silence no other");
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        assert_eq!(counted("dropped"), 1);
+        notices.told.lock().forget_until(service.now() + QUIET);
+        notices.record_event(refusal(REMEMBERED));
+        assert!(receiver.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_full_queue_drops_the_notice_and_keeps_the_news() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        (0..=WAITING).for_each(|n| notices.record_event(refusal(n)));
+        notices.record_event(refusal(0));
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        assert_eq!((counted("dropped"), counted("suppressed")), (1, 1));
+        receiver.try_recv().unwrap();
+        notices.record_event(refusal(WAITING));
+        assert_eq!(counted("dropped"), 1, "what was dropped may be said when there is room");
+    }
+
+    #[test]
+    fn what_is_dropped_does_not_push_out_the_memory_of_what_was_told() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
+        (0..2 * REMEMBERED).for_each(|_| notices.record_event(refusal(WAITING)));
+        while receiver.try_recv().is_ok() {}
+        (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        assert_eq!((counted("dropped"), counted("suppressed")), (2 * REMEMBERED as u64, WAITING as u64));
+    }
+
+    /// An API server with one pod, and whose namespaces see no more GPUs than others'.
+    fn api_server(writes: Arc<Mutex<Vec<String>>>) -> Client {
+        let answer = move |request: http::Request<kube::client::Body>| {
+            let (path, is_read) = (request.uri().path().to_owned(), request.method() == http::Method::GET);
+            let (code, body) = match (&*path, is_read) {
+                ("/api/v1/namespaces/team-a/pods/llama", true) => (
+                    200,
+                    json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "llama", "namespace": "team-a", "uid": "uid-1" } }),
+                ),
+                ("/api/v1/namespaces", true) => {
+                    (200, json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] }))
+                }
+                (_, true) => (
+                    404,
+                    json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "" }),
+                ),
+                (_, false) => (201, json!({ "metadata": {} })),
+            };
+            if !is_read {
+                writes.lock().push(path);
+            }
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            let answer = http::Response::builder().status(code).body(body).unwrap();
+            std::future::ready(Ok::<_, std::io::Error>(answer))
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    #[tokio::test]
+    async fn an_agent_makes_no_event_on_a_pod_that_it_only_names() {
+        let service = Service::new(Policy::default());
+        let (recorder, receiver) = EventRecorder::new(service.clone());
+        // Of a pod on its own node it says the name of another, of a pod that is gone, and the right one.
+        for (n, namespace, name) in [
+            (2, "team-a", "llama"),
+            (3, "kube-public", "victim"),
+            (4, "team-b", "llama"),
+            (1, "team-a", "llama"),
+        ] {
+            let key = PodKey::parse(namespace, name).unwrap();
+            let notice = PodEvent { key, kind: PodEventReason::Ungranted, ..refusal(n) };
+            recorder.record_event(notice);
+        }
+        drop(recorder);
+        let writes = Arc::new(Mutex::new(Vec::new()));
+        publish(api_server(writes.clone()), service.clone(), "here".into(), receiver).await;
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
+        assert_eq!([counted("unconfirmed"), counted("published"), counted("failed")], [3, 1, 0]);
+        assert_eq!(*writes.lock(), ["/apis/events.k8s.io/v1/namespaces/team-a/events"]);
+    }
+
+    #[test]
+    fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service);
+        notices.record_event(PodEvent { text: "ä".repeat(20_000), ..refusal(1) });
+        let waiting = receiver.try_recv().unwrap();
+        assert!(waiting.text.capacity() <= 1024, "{}", waiting.text.capacity());
+    }
+
+    #[test]
+    fn each_change_of_the_policy_is_an_event() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        for text in ["first", "second"] {
+            notices.record_event(PodEvent {
+                kind: PodEventReason::PolicyRejected,
+                text: text.into(),
+                ..refusal(1)
+            });
+        }
+        let told: Vec<String> = std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
+        assert_eq!(told, ["first", "second"]);
+    }
+
+    #[test]
+    fn an_event_keeps_to_the_limits_of_the_api() {
+        let key = PodKey::parse("team-a", &"x".repeat(253)).unwrap();
+        let notice = PodEvent { key, text: "ä".repeat(600), ..refusal(1) };
+        let event = event(&notice, &"h".repeat(200), jiff::Timestamp::now());
+        assert_eq!(event.metadata.name.unwrap().len(), 253);
+        assert_eq!(event.note.unwrap().len(), 1024);
+        assert_eq!(event.reporting_instance.unwrap().len(), 128);
+        assert_eq!(event.type_.unwrap(), "Warning");
+        assert_eq!(event.regarding.unwrap().uid.unwrap(), "uid-1");
+    }
+}

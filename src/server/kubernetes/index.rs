@@ -1,0 +1,503 @@
+//! The cluster index: brings pods, nodes, disruption budgets, ResourceSlices and volumes from the watches into the ledger and
+//! into the view of kube-scheduler's filters.
+//!
+//! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
+//! pod objects would be most of this process' memory.
+//!
+//! ```text
+//!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
+//!  apply_pod · delete_pod                    what changes after it
+//! ```
+
+mod budgets;
+mod caught_up;
+mod conflicts;
+mod kube_filters;
+pub mod namespaces;
+mod pod_warnings;
+mod slices;
+mod storage;
+mod unplannable_pods;
+
+use crate::service::Service;
+use caught_up::PodsShown;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::ReservationMessage;
+use stowage_kubernetes_objects::port::PodEvent;
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
+use stowage_scheduling::kube_filters::StorageKind;
+use stowage_scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
+use stowage_scheduling::planning::WaitReason;
+use stowage_scheduling::policy::NamespaceLabels;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::observe::{
+    EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved,
+    PlacelessMemberObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
+};
+use stowage_scheduling::vocabulary::classification::PodTraits;
+use stowage_scheduling::vocabulary::device_plugin::PluginResource;
+pub use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::placement::Reservation;
+
+#[derive(Debug, Default)]
+pub struct ClusterIndex {
+    /// The pod that a name stands for now; only pods that request a GPU and have not ended.
+    pods: FxHashMap<PodKey, IndexedPod>,
+    nodes: BTreeMap<NodeName, NodeOnRecord>,
+    /// Nodes whose record has changed since these were last handed out.
+    changed_nodes: BTreeSet<NodeName>,
+    /// Pods with a current warning.
+    warnings: BTreeMap<PodUid, PodWarning>,
+    /// Pods behind the planner's gate that the planner will not place.
+    unplannable_pods: BTreeMap<PodUid, (PodKey, WaitReason)>,
+    /// During a list: pods that were known when it began and have not been in it yet.
+    unlisted_pods: FxHashSet<PodUid>,
+    unlisted_nodes: BTreeSet<NodeName>,
+    /// By namespace and name.
+    unlisted_budgets: BTreeSet<(String, String)>,
+    unlisted_slices: BTreeSet<Arc<str>>,
+    unlisted_storage: BTreeMap<StorageKind, BTreeSet<Arc<str>>>,
+    pods_list: ListProgress,
+    pods_shown: PodsShown,
+    /// What is applied comes from a list, not from a change that was just made.
+    is_listing_pods: bool,
+    nodes_list: ListProgress,
+    budgets_list: ListProgress,
+    /// Listed only while a policy asks for their labels.
+    namespaces_list: ListProgress,
+    /// During a list: the namespaces that have been in it.
+    listed_namespaces: NamespaceLabels,
+    slices_list: ListProgress,
+    /// Pods in the ledger that no watch had shown at the last sweep.
+    unwatched_pods: BTreeSet<PodUid>,
+}
+
+/// The pod that a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct IndexedPod {
+    uid: PodUid,
+    /// The resourceVersion in which it was last applied.
+    version: Option<u64>,
+}
+
+/// Progress of the latest list of one kind of object.
+#[derive(Debug, Clone, Copy, Default)]
+struct ListProgress {
+    /// Leadership's term when it began.
+    term: u64,
+    is_complete: bool,
+}
+
+impl ListProgress {
+    /// Lists of an earlier term do not count any more.
+    fn expect(&mut self, term: u64) {
+        if self.term < term {
+            *self = Self { term, is_complete: false };
+        }
+    }
+}
+
+/// A node's GPUs and capacity, as its status shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeOnRecord {
+    pub kind: NodeKind,
+    /// `stowage.dev/vram` in its capacity.
+    pub advertised: Option<Bytes>,
+}
+
+impl ClusterIndex {
+    // ---- pods ----
+
+    /// Applies a pod's present state. Returns an Event that the pod should get.
+    pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
+        let event = self.take_pod(service, pod);
+        self.note_pod_shown(pod);
+        event
+    }
+
+    fn take_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
+        let (uid, key) = objects::identity(pod).ok()?;
+        self.unlisted_pods.remove(&uid);
+        if self.is_listed_unchanged(service, &uid, &key, pod) {
+            return None;
+        }
+        let for_filters = kube_filters::read(service, &uid, pod);
+        if !objects::asks_for_gpu(pod) {
+            service.cluster().apply(for_filters);
+            note_placeless(service, &uid, pod);
+            // The ledger knows a pod that asks for zero until it is bound.
+            if objects::asks_for_zero(pod) && !objects::is_pending(pod) {
+                self.release(service, &uid, &key);
+            }
+            self.note_unplannable_pod(&uid, &key, pod, true);
+            return None;
+        }
+        if objects::is_finished(pod) || objects::waits_for_its_end(pod) {
+            service.cluster().apply(for_filters);
+            self.release(service, &uid, &key);
+            note_placeless(service, &uid, pod);
+            return None;
+        }
+        self.release_predecessor(service, &uid, &key);
+        self.pods.insert(key.clone(), IndexedPod { uid: uid.clone(), version: version(pod) });
+        conflicts::see(service, &uid, &key, pod);
+        let progress = self.start_progress(pod);
+        let PodSeen { warning, is_known, event, start } = see(service, pod, &uid, for_filters, progress);
+        start.iter().for_each(|start| service.metrics.starts.note(start));
+        self.note_unplannable_pod(&uid, &key, pod, !is_known);
+        self.note(service, &uid, warning);
+        event
+    }
+
+    pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
+        if let Ok((uid, key)) = objects::identity(pod) {
+            self.release(service, &uid, &key);
+        }
+        self.note_pod_shown(pod);
+    }
+
+    /// Expects a new list, which belongs to this term.
+    pub fn expect_pods(&mut self, term: u64) {
+        self.pods_list.expect(term);
+    }
+
+    /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
+    pub fn begin_pods(&mut self, service: &Service) {
+        self.is_listing_pods = true;
+        self.pods_shown.begin_list(service.leadership.takeover());
+        // Copies, so that the lock is released before all of them are gone through.
+        let (ledger, filters) = {
+            let cluster = service.cluster();
+            (cluster.scratch(), cluster.kube_filters().snapshot())
+        };
+        self.unlisted_pods = ledger.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
+        self.unlisted_pods
+            .extend(filters.pods_in_no_order().chain(ledger.placeless_members().keys()).cloned());
+        // A ledger that has been discarded since does not name them.
+        self.unlisted_pods.extend(self.pods.values().map(|pod| pod.uid.clone()));
+        self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
+        service.conflicts().begin_list();
+    }
+
+    /// Ends the list: pods that were known when it began and are not in it are gone.
+    pub fn end_pods(&mut self, service: &Service) {
+        let gone = std::mem::take(&mut self.unlisted_pods);
+        for uid in &gone {
+            service.cluster().apply(PodDeleted(uid.clone()));
+            service.conflicts().forget(uid);
+            self.warnings.remove(uid);
+            self.unplannable_pods.remove(uid);
+        }
+        service.conflicts().end_list();
+        self.pods.retain(|_, pod| !gone.contains(&pod.uid));
+        self.pods_list.is_complete = true;
+        self.is_listing_pods = false;
+        self.note_pods_complete();
+    }
+
+    /// Replaces all pods at once.
+    pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
+        self.begin_pods(service);
+        let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
+        self.end_pods(service);
+        events
+    }
+
+    /// Releases pending pods that no watch shows, now or at the last sweep. A request can bring a pod before the watch shows
+    /// it, or after it was deleted; the latter would stay forever. Sweep no more often than a watch may lag; a reservation
+    /// ends by itself before its pod is swept.
+    pub fn sweep(index: &Mutex<Self>, service: &Service) {
+        let ledger = service.scratch_ledger();
+        // Goes through all pods, and a watch may be waiting for the index.
+        let waiting = waiting_pods_in(&ledger);
+        let mut index = index.lock();
+        let is_unwatched =
+            |key: &PodKey, uid: &PodUid| index.pods.get(key).is_none_or(|known| known.uid != *uid);
+        let unwatched_pods: BTreeSet<PodUid> =
+            waiting.into_iter().filter(|(key, uid)| is_unwatched(key, uid)).map(|(_, uid)| uid).collect();
+        for uid in unwatched_pods.intersection(&index.unwatched_pods) {
+            let mut cluster = service.cluster();
+            // It may have been bound since the copy.
+            if cluster.pod_state(uid).is_some_and(waits_without_reservation) {
+                cluster.apply(PodReleased(uid.clone()));
+            }
+        }
+        index.unwatched_pods = unwatched_pods;
+    }
+
+    /// Events for all current warnings, for a replica that has become leader.
+    pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
+        let ledger = service.scratch_ledger();
+        let warnings =
+            self.warnings.iter().filter_map(|(uid, warning)| pod_warnings::event(&ledger, uid, *warning));
+        warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()
+    }
+
+    // ---- nodes ----
+
+    pub fn apply_node(&mut self, service: &Service, node: &Node) {
+        let Some(name) = node_name(node) else { return };
+        self.unlisted_nodes.remove(&name);
+        let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
+        let machine = objects::kube_filters::machine(node);
+        let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
+        let labelled = objects::devices_from_labels(node);
+        let signs = objects::node_signs(node, &labelled);
+        service.cluster().apply(NodeObserved {
+            name: name.clone(),
+            kind: record.kind,
+            identity: objects::node_identity(node),
+            // Feature discovery's labels count only where Stowage may allocate the GPUs: other nodes have them as well.
+            labelled: if record.kind == NodeKind::Stowage {
+                labelled.unwrap_or_default()
+            } else {
+                Some(Vec::new())
+            },
+            plugin_devices: objects::plugin_devices(node),
+            signs,
+            advertised: record.advertised,
+            labels,
+            machine,
+        });
+        let images = objects::node_images(node);
+        service.cluster().apply(NodeImagesObserved { node: name.clone(), images });
+        if self.nodes.insert(name.clone(), record) != Some(record) {
+            self.changed_nodes.insert(name);
+        }
+    }
+
+    pub fn delete_node(&mut self, service: &Service, node: &Node) {
+        if let Some(name) = node_name(node) {
+            self.remove_node(service, &name);
+        }
+    }
+
+    /// The same for nodes.
+    pub fn expect_nodes(&mut self, term: u64) {
+        self.nodes_list.expect(term);
+    }
+
+    pub fn begin_nodes(&mut self) {
+        self.unlisted_nodes = self.nodes.keys().cloned().collect();
+    }
+
+    pub fn end_nodes(&mut self, service: &Service) {
+        for name in std::mem::take(&mut self.unlisted_nodes) {
+            self.remove_node(service, &name);
+        }
+        self.nodes_list.is_complete = true;
+    }
+
+    /// Replaces all nodes at once.
+    pub fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
+        self.begin_nodes();
+        nodes.iter().for_each(|node| self.apply_node(service, node));
+        self.end_nodes(service);
+    }
+
+    /// Hands out the nodes that show another kind or capacity than at the last call.
+    pub fn take_changed_nodes(&mut self) -> BTreeSet<NodeName> {
+        std::mem::take(&mut self.changed_nodes)
+    }
+
+    /// In order of name.
+    pub fn nodes(&self) -> &BTreeMap<NodeName, NodeOnRecord> {
+        &self.nodes
+    }
+
+    /// The term since which every pod, node, disruption budget and ResourceSlice has been seen once, as far as they may be read;
+    /// `None` during a list.
+    pub fn complete_since(&self) -> Option<u64> {
+        let lists = [self.pods_list, self.nodes_list, self.budgets_list, self.slices_list];
+        if lists.iter().all(|list| list.is_complete) {
+            lists.iter().map(|list| list.term).min()
+        } else {
+            None
+        }
+    }
+
+    // ---- inside ----
+
+    /// How far the pod's start is. When a list shows a pod ready, it may have been so for long.
+    fn start_progress(&self, pod: &Pod) -> Option<StartProgress> {
+        match objects::start_progress(pod)? {
+            StartProgress::Ready | StartProgress::Running if self.is_listing_pods => {
+                Some(StartProgress::Untimed)
+            }
+            progress => Some(progress),
+        }
+    }
+
+    fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+        service.cluster().apply(PodDeleted(uid.clone()));
+        service.conflicts().forget(uid);
+        self.warnings.remove(uid);
+        self.unplannable_pods.remove(uid);
+        if self.pods.get(key).is_some_and(|known| known.uid == *uid) {
+            self.pods.remove(key);
+        }
+    }
+
+    /// A name stands for one pod at a time: a new UID means that the old pod is gone.
+    fn release_predecessor(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+        let known = self.pods.get(key).map(|known| known.uid.clone());
+        if let Some(predecessor) = known.filter(|known| known != uid) {
+            self.release(service, &predecessor, key);
+        }
+    }
+
+    /// Whether a list shows a bound pod as it was applied last. A new leader lists a million of them, of which some have changed.
+    /// The ledger brings a bound pod's classification to another policy by itself; what its successor requires is read only under
+    /// a policy that moves pods.
+    fn is_listed_unchanged(&self, service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) -> bool {
+        let is_as_applied = || {
+            let known = self.pods.get(key).filter(|known| known.uid == *uid && known.version.is_some());
+            known.is_some_and(|known| known.version == version(pod)) && !self.warnings.contains_key(uid)
+        };
+        if !self.is_listing_pods || !is_as_applied() {
+            return false;
+        }
+        let lacks_successor = |cluster: &Cluster| {
+            kube_filters::may_move(service, pod) && cluster.kube_filters().movable(uid).is_none()
+        };
+        let cluster = service.cluster();
+        // Not in a ledger that was discarded.
+        let is_bound = cluster.pod_state(uid).is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)));
+        is_bound && !lacks_successor(&cluster)
+    }
+
+    /// Counts a warning when it is new, not each time the pod is seen again.
+    fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
+        let Some(code) = pod_warnings::code(warning) else {
+            self.warnings.remove(uid);
+            return;
+        };
+        if self.warnings.insert(uid.clone(), warning) != Some(warning) {
+            service.metrics.pod_warnings.with_label_values(&[code]).inc();
+        }
+    }
+
+    fn remove_node(&mut self, service: &Service, name: &NodeName) {
+        service.cluster().apply(NodeDeleted(name.clone()));
+        self.nodes.remove(name);
+        self.changed_nodes.remove(name);
+    }
+}
+
+/// Pods that wait without a reservation.
+fn waiting_pods_in(ledger: &Ledger) -> Vec<(PodKey, PodUid)> {
+    let waiting = ledger.pods_in_no_order().filter(|(_, pod_state)| waits_without_reservation(pod_state));
+    waiting.map(|(uid, pod_state)| (pod_state.key.clone(), uid.clone())).collect()
+}
+
+fn waits_without_reservation(pod_state: &PodState) -> bool {
+    matches!(pod_state.phase, PodPhase::Waiting(_)) && pod_state.reservation().is_none()
+}
+
+/// What the ledger makes of a pod's present state.
+struct PodSeen {
+    warning: PodWarning,
+    is_known: bool,
+    event: Option<PodEvent>,
+    /// Its start, if it is over by that.
+    start: Option<TimedStart>,
+}
+
+/// Brings the pod into the cluster, under one lock. Everything is read before: a filter may be waiting for it.
+fn see(
+    service: &Service,
+    pod: &Pod,
+    uid: &PodUid,
+    for_filters: FilterPodObserved,
+    progress: Option<StartProgress>,
+) -> PodSeen {
+    let reservation = recorded_reservation(service, pod);
+    let has_reservation = reservation.is_some();
+    let (policy, classify) = (service.policy(), |traits: &PodTraits| service.classify(traits));
+    let observation =
+        objects::classified_observation(pod, &policy, &classify, reservation, service.clock.wall());
+    let mut cluster = service.cluster();
+    cluster.apply(for_filters);
+    // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
+    // condition as true.
+    if !has_reservation
+        && cluster.leader().is_none()
+        && cluster.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
+    {
+        cluster.apply(ReservationGone(uid.clone()));
+    }
+    let warning = match observation {
+        Some(observation) => cluster.apply(PodObserved(observation)),
+        None => {
+            // It is pending and was edited into an invalid request: its previous request is void.
+            if cluster.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+                cluster.apply(PodReleased(uid.clone()));
+            }
+            PodWarning::Nothing
+        }
+    };
+    let is_timed = |pod: &PodState| pod.start.as_ref().is_some_and(|start| start.took.is_none());
+    let progress = progress.filter(|_| cluster.pod_state(uid).is_some_and(is_timed));
+    let start =
+        progress.and_then(|progress| cluster.apply(EngineStartObserved { uid: uid.clone(), progress }));
+    PodSeen {
+        warning,
+        is_known: cluster.pod_state(uid).is_some(),
+        event: pod_warnings::event(&cluster, uid, warning),
+        start,
+    }
+}
+
+/// Few pods are members of a group that need no place: nothing is applied of the others.
+fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
+    let member = objects::placeless_member(pod);
+    let mut cluster = service.cluster();
+    if member.is_some() || cluster.placeless_members().contains_key(uid) {
+        cluster.apply(PlacelessMemberObserved { uid: uid.clone(), member });
+    }
+}
+
+/// Two objects of one UID and one version are the same.
+fn version(pod: &Pod) -> Option<u64> {
+    pod.metadata.resource_version.as_ref()?.parse().ok()
+}
+
+fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
+    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
+    Some(Reservation { node, devices, victims, deadline: service.clock.to_moment(deadline) })
+}
+
+fn node_name(node: &Node) -> Option<NodeName> {
+    NodeName::parse(node.metadata.name.as_deref()?).ok()
+}
+
+fn kind(node: &Node) -> NodeKind {
+    match objects::resources(node).any(PluginResource::is_one) {
+        true => NodeKind::DevicePlugin,
+        false => NodeKind::Stowage,
+    }
+}
+
+fn advertised(node: &Node) -> Option<Bytes> {
+    let capacity = node.status.as_ref()?.capacity.as_ref()?;
+    Bytes::parse_quantity(&capacity.get(objects::VRAM)?.0).ok()
+}
+
+#[cfg(test)]
+mod event_cost_tests;
+#[cfg(test)]
+mod exclusive_tests;
+#[cfg(test)]
+mod node_signs_tests;
+#[cfg(test)]
+mod replaced_node_tests;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod volume_tests;

@@ -1,0 +1,93 @@
+//! Brings ResourceSlices into the ledger, relisted like pods and nodes, and handles API servers without them.
+
+use super::ClusterIndex;
+use crate::service::Service;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use std::sync::Arc;
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::ledger::{Ledger, NewlyPublished};
+use stowage_scheduling::verbs::slices::{SliceDeleted, SliceObserved};
+use stowage_scheduling::vocabulary::node::NodeKind;
+
+/// A slice may reach every node: Events for so many pods say it clearly enough.
+const MAX_EVENTS: usize = 256;
+
+impl ClusterIndex {
+    /// Applies a slice's present state. Returns Events for pods whose GPUs are published from now on.
+    pub fn apply_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
+        let Some((name, slice)) = objects::device_slice(slice) else { return Vec::new() };
+        self.unlisted_slices.remove(&name);
+        let mut cluster = service.cluster();
+        let published = cluster.apply(SliceObserved { name, slice });
+        events(&cluster, &published)
+    }
+
+    pub fn delete_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
+        let Some(name) = slice.metadata.name.as_deref() else { return Vec::new() };
+        remove(service, &name.into())
+    }
+
+    /// The same for slices.
+    pub fn expect_slices(&mut self, term: u64) {
+        self.slices_list.expect(term);
+    }
+
+    pub fn begin_slices(&mut self, service: &Service) {
+        self.unlisted_slices = service.cluster().slice_names().cloned().collect();
+    }
+
+    /// Ends the list: these are all slices.
+    pub fn end_slices(&mut self, service: &Service) -> Vec<PodEvent> {
+        let gone = std::mem::take(&mut self.unlisted_slices);
+        let events = gone.iter().flat_map(|name| remove(service, name)).collect();
+        self.slices_list.is_complete = true;
+        events
+    }
+
+    /// The API server has no ResourceSlices. What an earlier list showed stays.
+    pub fn lack_slices(&mut self) {
+        self.slices_list.is_complete = true;
+    }
+}
+
+fn remove(service: &Service, name: &Arc<str>) -> Vec<PodEvent> {
+    let mut cluster = service.cluster();
+    let published = cluster.apply(SliceDeleted(name.clone()));
+    events(&cluster, &published)
+}
+
+fn events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {
+    for node in &published.nodes {
+        tracing::warn!(
+            %node,
+            "a DRA driver publishes the GPUs of a node on which pods of Stowage are: kube-scheduler may allocate them again. No pod of Stowage is placed there any more. Remove the driver from the node, or move the pods"
+        );
+    }
+    published.nodes.iter().flat_map(|node| events_on(ledger, node)).take(MAX_EVENTS).collect()
+}
+
+/// Events for all pods whose GPUs are published.
+pub(super) fn standing<'a>(
+    ledger: &'a Ledger,
+    nodes: impl Iterator<Item = &'a NodeName> + 'a,
+) -> impl Iterator<Item = PodEvent> + 'a {
+    let is_published = |name: &&NodeName| ledger.node(name).is_some_and(|node| node.kind == NodeKind::Dra);
+    nodes.filter(is_published).flat_map(|node| events_on(ledger, node)).take(MAX_EVENTS)
+}
+
+fn events_on<'a>(ledger: &'a Ledger, node: &'a NodeName) -> impl Iterator<Item = PodEvent> + 'a {
+    let own = ledger.pods_of(node).filter(|(_, pod_state)| !pod_state.demand.asks_plugin());
+    own.map(move |(uid, pod_state)| PodEvent {
+        key: pod_state.key.clone(),
+        uid: uid.clone(),
+        kind: PodEventReason::PublishedByDra,
+        text: format!(
+            "A DRA driver publishes the GPUs of {node} as ResourceSlices: kube-scheduler may allocate the pod's GPUs to a claim as well. Stowage places no more pods there. Remove the driver from the node, or move the pod."
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests;

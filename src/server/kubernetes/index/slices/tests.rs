@@ -1,0 +1,126 @@
+//! Slices as the watch brings them: relists, and what pods are told.
+
+use crate::kubernetes::index::ClusterIndex;
+use crate::service::Service;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use serde_json::json;
+use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::vocabulary::node::NodeKind;
+
+fn node(name: &str) -> Node {
+    let labels = json!({
+        "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+    });
+    serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap()
+}
+
+fn pod(name: &str, on: &str) -> Pod {
+    let container = json!({ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } } });
+    serde_json::from_value(json!({
+        "metadata": { "name": name, "namespace": "team", "uid": name,
+                      "annotations": { "stowage.dev/devices": "index-0" } },
+        "spec": { "nodeName": on, "containers": [container] },
+    }))
+    .unwrap()
+}
+
+fn slice(name: &str, node: &str) -> ResourceSlice {
+    serde_json::from_value(json!({
+        "metadata": { "name": name },
+        "spec": {
+            "driver": "gpu.nvidia.com", "nodeName": node,
+            "pool": { "name": name, "generation": 1, "resourceSliceCount": 1 },
+            "devices": [{ "name": "gpu-0" }],
+        },
+    }))
+    .unwrap()
+}
+
+fn kind(service: &Service, name: &str) -> NodeKind {
+    let name = stowage_scheduling::ids::NodeName::parse(name).unwrap();
+    service.cluster().node(&name).unwrap().kind
+}
+
+#[test]
+fn pods_on_a_node_that_a_driver_takes_are_told_once() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a"), node("b")]);
+    index.reset_pods(&service, &[pod("engine", "a")]);
+    let events = index.apply_slice(&service, &slice("s", "a"));
+    let told: Vec<_> = events.iter().map(|event| (event.key.to_string(), event.kind)).collect();
+    assert_eq!(told, [("team/engine".to_owned(), PodEventReason::PublishedByDra)]);
+    assert!(index.apply_slice(&service, &slice("s", "a")).is_empty());
+    assert_eq!(index.standing(&service).len(), 1, "another leader tells it again");
+    assert!(index.apply_slice(&service, &slice("t", "b")).is_empty(), "no pod is there");
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
+}
+
+#[test]
+fn slices_that_a_new_list_does_not_show_are_gone() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a"), node("b")]);
+    index.apply_slice(&service, &slice("s", "a"));
+    index.begin_slices(&service);
+    index.apply_slice(&service, &slice("t", "b"));
+    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the list is not at its end");
+    index.end_slices(&service);
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
+}
+
+#[test]
+fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a")]);
+    index.reset_pods(&service, &[]);
+    index.begin_budgets(&service);
+    index.end_budgets(&service);
+    assert_eq!(index.complete_since(), None, "a GPU is not promised before slices are known");
+    index.lack_slices();
+    assert_eq!(index.complete_since(), Some(0));
+    index.expect_slices(1);
+    assert_eq!(index.complete_since(), None, "another term asks again");
+}
+
+/// kube-scheduler looks at the slices of one node at a time: a generation on another node makes none of them out of date.
+#[test]
+fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a"), node("b")]);
+    let of_pool = |name: &str, node: &str, generation: i64| {
+        let mut slice = slice(name, node);
+        slice.spec.pool.name = "gpus".into();
+        slice.spec.pool.generation = generation;
+        slice
+    };
+    index.apply_slice(&service, &of_pool("s", "a", 1));
+    index.apply_slice(&service, &of_pool("t", "b", 2));
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
+    let mut empty = of_pool("u", "a", 2);
+    empty.spec.devices = None;
+    index.apply_slice(&service, &empty);
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
+}
+
+/// Its claim is made by kube-scheduler, for a resource such as `nvidia.com/gpu` that a DeviceClass stands for.
+#[test]
+fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a")]);
+    index.apply_slice(&service, &slice("s", "a"));
+    let container = json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
+    let by_resource = json!({
+        "metadata": { "name": "engine", "namespace": "team", "uid": "1" },
+        "spec": { "nodeName": "a", "containers": [container] },
+        "status": { "extendedResourceClaimStatus": {
+            "resourceClaimName": "engine-extended-resources-1",
+            "requestMappings": [{ "containerName": "engine", "resourceName": "nvidia.com/gpu", "requestName": "r" }],
+        } },
+    });
+    index.apply_pod(&service, &serde_json::from_value(by_resource.clone()).unwrap());
+    index.delete_slice(&service, &slice("s", "a"));
+    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the driver restarts, and the pod has its GPU");
+    index.delete_pod(&service, &serde_json::from_value(by_resource).unwrap());
+    assert_eq!(kind(&service, "a"), NodeKind::Stowage);
+}

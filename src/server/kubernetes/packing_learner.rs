@@ -1,0 +1,118 @@
+//! Relearns the packing model when enough pods have arrived, in the background so that no request waits for it.
+
+use crate::service::{Service, WorkKind};
+use std::sync::Arc;
+use stowage_scheduling::placing::learned::PackingModel;
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::vocabulary::node::Node;
+use tokio::task::JoinHandle;
+
+/// With tens of thousands of nodes and a hundred new pods a second it would always be due. After a run learning rests so many
+/// times as long as the run took: it takes a tenth of a core at most.
+const RESTS_TIMES_AS_LONG: u64 = 9;
+/// A machine that was suspended during a run is no reason to rest for hours.
+const LONGEST_REST: Millis = Millis::seconds(60);
+
+pub struct PackingLearner {
+    service: Arc<Service>,
+    at_work: Option<JoinHandle<()>>,
+    began: Moment,
+    /// Before this moment no other run begins.
+    rests_until: Moment,
+}
+
+impl PackingLearner {
+    pub fn new(service: Arc<Service>) -> Self {
+        Self { service, at_work: None, began: Moment::default(), rests_until: Moment::default() }
+    }
+
+    /// Starts learning if it is due, and the previous run has ended and is some time ago.
+    pub fn tick(&mut self) {
+        let now = self.service.now();
+        match &self.at_work {
+            Some(at_work) if !at_work.is_finished() => return,
+            Some(_) => {
+                self.at_work = None;
+                let rest = Millis(now.since(self.began).0.saturating_mul(RESTS_TIMES_AS_LONG));
+                self.rests_until = now + rest.min(LONGEST_REST);
+            }
+            None => {}
+        }
+        if now < self.rests_until {
+            return;
+        }
+        self.began = now;
+        let service = &self.service;
+        let (demand_history, snapshot, policy) = {
+            let mut ledger = service.cluster();
+            let Some(demand_history) = ledger.demand_to_learn() else { return };
+            (demand_history, ledger.snapshot(), ledger.policy().clone())
+        };
+        let service = service.clone();
+        self.at_work = Some(self.service.heavy_work.begin_in_background(WorkKind::PackingModel, move || {
+            let packing_model =
+                PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
+            service.set_packing_model(snapshot, &policy, packing_model);
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::index::ClusterIndex;
+    use serde_json::json;
+    use stowage_scheduling::policy::Policy;
+
+    /// A node with one GPU.
+    fn watched(service: &Service) -> ClusterIndex {
+        let mut index = ClusterIndex::default();
+        let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });
+        let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": { "allocatable": { "cpu": "8", "memory": "8Gi" } } });
+        index.apply_node(service, &serde_json::from_value(node).unwrap());
+        index
+    }
+
+    fn arrive(index: &mut ClusterIndex, service: &Service, n: usize) {
+        let containers =
+            json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
+        let pod = json!({ "metadata": { "name": format!("p-{n}"), "uid": format!("{n}") }, "spec": { "containers": containers } });
+        index.apply_pod(service, &serde_json::from_value(pod).unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_packing_model_is_learned_once_enough_pods_have_come() {
+        let service = Service::new(Policy::default());
+        let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
+        for n in 0..10 {
+            learning.tick();
+            assert!(learning.at_work.is_none(), "{n} pods are too few");
+            arrive(&mut index, &service, n);
+        }
+        learning.tick();
+        learning.at_work.as_mut().expect("ten pods are enough").await.unwrap();
+        assert!(service.cluster().snapshot().packing_model().is_learned());
+        learning.tick();
+        learning.rests_until = service.now();
+        learning.tick();
+        assert!(learning.at_work.is_none(), "nobody came since");
+    }
+
+    #[tokio::test]
+    async fn after_a_long_run_learning_rests() {
+        let service = Service::new(Policy::default());
+        let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
+        (0..10).for_each(|n| arrive(&mut index, &service, n));
+        learning.tick();
+        learning.at_work.as_mut().expect("ten pods are enough").await.unwrap();
+        learning.began = learning.began.before(Millis::seconds(2));
+        (10..100).for_each(|n| arrive(&mut index, &service, n));
+        learning.tick();
+        assert!(learning.at_work.is_none(), "it took two seconds, and is due again at once");
+        assert!(learning.rests_until.since(service.now()) > Millis::seconds(15));
+        assert!(learning.rests_until.since(service.now()) <= LONGEST_REST);
+        learning.rests_until = service.now();
+        learning.tick();
+        assert!(learning.at_work.is_some());
+    }
+}

@@ -1,0 +1,152 @@
+//! For tests of the edges that write: a control plane that records each call, and returns the answers that a test sets.
+
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use stowage_kubernetes_objects::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome,
+    EvictionReason, IsDue, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange,
+    StatusChange,
+};
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::vocabulary::placement::Reservation;
+use tokio::sync::oneshot;
+
+#[derive(Default)]
+pub struct Recorder {
+    /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
+    written: Mutex<Vec<String>>,
+    told: Mutex<Vec<PodEvent>>,
+    /// The outcome of evictions by pod; those of all others succeed.
+    pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
+    /// Happens while the condition of the next pod to be evicted is written.
+    pub while_marking: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// What a read of a pod shows; all others are gone.
+    pub records: Mutex<BTreeMap<String, PodOnRecord>>,
+    /// The next write of a pod's status completes when this is answered.
+    pub stall: Mutex<Option<oneshot::Receiver<()>>>,
+    /// Each write of a pod's status lets the others have their turn first.
+    pub slow: Mutex<bool>,
+    /// Writes of these pods' status find no such pod.
+    pub gone: Mutex<BTreeSet<String>>,
+    /// Reads and writes of a pod's status fail.
+    pub deaf: Mutex<bool>,
+    /// The reservation that was written last of each pod.
+    pub reservations: Mutex<BTreeMap<String, Reservation>>,
+}
+
+impl Recorder {
+    /// What was written since the last call.
+    pub fn written(&self) -> Vec<String> {
+        std::mem::take(&mut self.written.lock())
+    }
+
+    /// Reasons of the Events since the last call.
+    pub fn told(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.told.lock()).into_iter().map(|event| event.kind.reason()).collect()
+    }
+
+    fn write(&self, key: &PodKey, what: &str) {
+        self.written.lock().push(format!("{}: {what}", key.name));
+    }
+}
+
+fn said(change: &StatusChange) -> String {
+    let reservation = change.reservation.as_ref().map(|reservation| match reservation {
+        ReservationChange::Set(reservation) => format!("hold {}", reservation.node),
+        ReservationChange::Ended => "end hold".into(),
+    });
+    let nomination = change.nomination.as_ref().map(|nomination| match nomination {
+        NominationChange::To(node) => format!("nominate {node}"),
+        NominationChange::Cleared => "clear nomination".into(),
+    });
+    let plan = change.plan.as_ref().map(|plan| match plan {
+        PlanState::Nominated { .. } => "placed".into(),
+        PlanState::Preempting { .. } => "making room".into(),
+        PlanState::GateRemoved { .. } => "released".into(),
+        PlanState::Unschedulable { why } => format!("waits: {why}"),
+        PlanState::Rejected { node, why } => format!("refused on {node}: {why}"),
+    });
+    let eviction = change.eviction.as_ref().map(|mark| match mark {
+        EvictionCondition::Evicting(why) => why.reason().into(),
+        EvictionCondition::Cancelled => "stays".into(),
+    });
+    let touch = change.touch.map(|_| "touch".to_owned());
+    [reservation, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+impl ControlPlane for Recorder {
+    fn bind<'a>(&'a self, _: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        unreachable!("the planner binds nobody")
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        key: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        let read = match *self.deaf.lock() {
+            true => Err(ControlPlaneError::Unknown("no answer".into())),
+            false => Ok(self.records.lock().get(&*key.name).cloned()),
+        };
+        Box::pin(std::future::ready(read))
+    }
+
+    fn write_status<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+        change: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        let stall = self.stall.lock().take();
+        Box::pin(async move {
+            if *self.slow.lock() {
+                tokio::task::yield_now().await;
+            }
+            if let Some(stall) = stall {
+                stall.await.expect("a test that stalls a write resumes it");
+            }
+            let is_deaf = *self.deaf.lock();
+            self.write(key, &said(change));
+            if let Some(ReservationChange::Set(reservation)) = &change.reservation {
+                self.reservations.lock().insert(key.name.to_string(), reservation.clone());
+            }
+            if self.gone.lock().contains(&*key.name) {
+                return Err(ControlPlaneError::Gone);
+            }
+            if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) }
+        })
+    }
+
+    fn evict<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+        why: &'a EvictionReason,
+        is_due: &'a IsDue<'a>,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        if let Some(happens) = self.while_marking.lock().take() {
+            happens();
+        }
+        if !is_due() {
+            return Box::pin(std::future::ready(EvictionOutcome::CalledOff));
+        }
+        self.write(key, &format!("evict {}", why.reason()));
+        let outcome = self.evictions.lock().get(&*key.name).cloned().unwrap_or(EvictionOutcome::Evicted);
+        Box::pin(std::future::ready(outcome))
+    }
+
+    fn remove_scheduling_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        self.write(key, "lift");
+        let is_deaf = *self.deaf.lock();
+        let lifted = if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) };
+        Box::pin(std::future::ready(lifted))
+    }
+
+    fn record_event(&self, event: PodEvent) {
+        self.told.lock().push(event);
+    }
+}

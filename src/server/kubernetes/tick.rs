@@ -1,0 +1,245 @@
+//! The ledger's periodic upkeep: expires reservations and soft reservations, ages readings, sweeps pods that no watch shows,
+//! reports current warnings when a replica becomes leader, and runs the leader's planner.
+//!
+//! It serves a real cluster and a dump alike: it writes through the port and knows no client.
+
+use super::index::ClusterIndex;
+use super::packing_learner::PackingLearner;
+use super::planner::{Planner, UNPLANNABLE_AT_ONCE};
+use crate::service::Service;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_kubernetes_objects::port::ControlPlane;
+use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::ledger::Expired;
+use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::verbs::tick::PartOfTick;
+use stowage_scheduling::verbs::wait::{MayBeRefused, TakeUnknownReservations};
+
+/// A tenth of a soft reservation's lifetime: an expired one is soon gone for the next pod.
+const TICK: Duration = Duration::from_millis(200);
+/// Pods that are noted as refused under one lock.
+const REFUSED_AT_ONCE: usize = 32;
+/// Far longer than a watch lags behind a request.
+const SWEEP_EVERY: Millis = Millis::seconds(60);
+
+/// Runs until it is dropped.
+pub async fn run(
+    service: Arc<Service>,
+    index: Arc<Mutex<ClusterIndex>>,
+    control_plane: Arc<dyn ControlPlane>,
+) {
+    let mut upkeep = LedgerUpkeep {
+        next_sweep: service.now() + SWEEP_EVERY,
+        planner: Planner::new(service.clone(), control_plane.clone()),
+        service,
+        index,
+        control_plane,
+        was_open: false,
+    };
+    let mut learning = PackingLearner::new(upkeep.service.clone());
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            // In this order, so that a simulation is reproducible; ticks are rare beside the results of writes.
+            biased;
+            _ = ticks.tick() => {
+                learning.tick();
+                upkeep.tick(upkeep.service.now());
+            }
+            () = upkeep.planner.go_on() => {}
+        }
+    }
+}
+
+struct LedgerUpkeep {
+    service: Arc<Service>,
+    index: Arc<Mutex<ClusterIndex>>,
+    control_plane: Arc<dyn ControlPlane>,
+    planner: Planner,
+    was_open: bool,
+    next_sweep: Moment,
+}
+
+impl LedgerUpkeep {
+    fn tick(&mut self, now: Moment) {
+        let is_open = self.service.leadership.is_open();
+        match is_open {
+            true => {
+                self.planner.end(self.expire(now, true), now);
+                // A statement of its own, so that the lock is released with it.
+                let unknown = self.service.cluster().apply(TakeUnknownReservations);
+                self.planner.end_unknown(unknown);
+                let after = self.planner.unplannable_pods_after().cloned();
+                let unplannable_pods =
+                    self.index.lock().unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+                self.planner.released(unplannable_pods, now);
+                self.planner.tick(now);
+            }
+            // The leader that ends a reservation also clears its condition: standby replicas write nothing.
+            false => {
+                self.expire(now, false);
+                self.planner.rest();
+            }
+        }
+        if is_open && !self.was_open {
+            self.suppose_refused();
+            let standing = self.index.lock().standing(&self.service);
+            standing.into_iter().for_each(|event| self.control_plane.record_event(event));
+        }
+        self.was_open = is_open;
+        if now >= self.next_sweep && self.service.leadership.is_synced() {
+            ClusterIndex::sweep(&self.index, &self.service);
+            self.next_sweep = now + SWEEP_EVERY;
+        }
+    }
+
+    /// A previous leader or process may have refused every pending pod.
+    fn suppose_refused(&self) {
+        let copy = self.service.ledger_to_read();
+        let (pods, then): (Vec<PodUid>, _) = (copy.may_be_refused().into_iter().collect(), copy.now());
+        // What is changed while there is a copy has to be copied.
+        drop(copy);
+        let mut cluster = self.service.cluster();
+        for some in pods.chunks(REFUSED_AT_ONCE) {
+            cluster.apply(MayBeRefused { pods: some.to_vec(), then });
+            cluster.give_way();
+        }
+    }
+
+    /// Lets pass all deadlines up to now, a few under each lock. Answers the pods whose reservations ended.
+    fn expire(&self, now: Moment, is_leading: bool) -> Vec<PodUid> {
+        let (mut all, mut cluster) = (Vec::new(), self.service.cluster());
+        loop {
+            let Expired { ended, may_be_more } = cluster.apply(PartOfTick { now, is_leading });
+            all.extend(ended);
+            if !may_be_more {
+                return all;
+            }
+            cluster.give_way();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::testing::Recorder;
+    use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
+    use serde_json::json;
+    use stowage_scheduling::policy::{Mode, Policy};
+
+    /// A replica with one pod whose reservation has passed its deadline, and one unplaced pod.
+    fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> LedgerUpkeep {
+        let service = Service::new(policy);
+        let mut index = ClusterIndex::default();
+        let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+        let containers = json!([{ "name": "engine", "resources": resources }]);
+        let message =
+            json!({ "node": "a", "devices": [], "victims": [], "deadline": "2020-01-01T00:00:00Z" });
+        let condition =
+            json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() });
+        let holder = json!({
+            "metadata": { "name": "holder", "uid": "1" },
+            "spec": { "containers": containers },
+            "status": { "conditions": [condition] },
+        });
+        let unplannable_pod = json!({
+            "metadata": { "name": "unmanaged", "uid": "2" },
+            "spec": { "containers": containers, "nodeName": "a" },
+        });
+        let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());
+        index.reset_pods(&service, &pods);
+        service.set_synced_in(0, 0);
+        LedgerUpkeep {
+            next_sweep: service.now() + SWEEP_EVERY,
+            planner: Planner::new(service.clone(), recorder.clone()),
+            index: Arc::new(Mutex::new(index)),
+            control_plane: recorder.clone(),
+            service,
+            was_open: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_leader_clears_an_ended_reservation_and_reports_current_warnings_once() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        upkeep.service.lead_from_the_start();
+        let now = upkeep.service.now();
+        upkeep.tick(now);
+        upkeep.tick(now);
+        upkeep.planner.settle().await;
+        assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+
+    /// There may be a million pods, and filters are answered from now on.
+    #[tokio::test]
+    async fn a_new_leader_holds_no_lock_while_it_looks_for_pods_that_may_have_been_refused() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        let bound = 1000;
+        let pods = (0..bound).map(|nth| {
+            let resources = json!({ "limits": { "stowage.dev/vram": "1Gi" } });
+            let annotations = json!({ "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": "1Gi" });
+            let pod = json!({
+                "metadata": { "name": format!("bound-{nth}"), "uid": format!("bound-{nth}"), "annotations": annotations },
+                "spec": {
+                    "nodeName": "a", "containers": [{ "name": "engine", "resources": resources }],
+                },
+            });
+            serde_json::from_value(pod).unwrap()
+        });
+        let more_than_one_part = 0..=REFUSED_AT_ONCE;
+        let waiting = more_than_one_part.clone().map(|nth| {
+            let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+            let pod = json!({
+                "metadata": { "name": format!("waiting-{nth}"), "uid": format!("waiting-{nth}") },
+                "spec": { "containers": [{ "name": "engine", "resources": resources }] },
+            });
+            serde_json::from_value(pod).unwrap()
+        });
+        let pods: Vec<_> = pods.chain(waiting).collect();
+        upkeep.index.lock().reset_pods(&upkeep.service, &pods);
+        upkeep.service.lead_from_the_start();
+        let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
+        let before = looked_at();
+        upkeep.tick(upkeep.service.now());
+        assert!(looked_at() - before < bound, "{} pods", looked_at() - before);
+        let cluster = upkeep.service.cluster();
+        for nth in more_than_one_part {
+            let waiting = PodUid::parse(&format!("waiting-{nth}")).unwrap();
+            assert!(cluster.pod_state(&waiting).unwrap().refused().is_some(), "{waiting}");
+        }
+    }
+
+    #[tokio::test]
+    async fn in_shadow_mode_an_earlier_reservation_is_cleared_all_the_same() {
+        let recorder = Arc::new(Recorder::default());
+        let mut policy = Policy::default();
+        policy.mode = Mode::Shadow;
+        let mut upkeep = upkeep(&recorder, policy);
+        upkeep.service.lead_from_the_start();
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.settle().await;
+        assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+
+    #[tokio::test]
+    async fn an_expired_reservation_is_cleared_only_once_this_replica_leads() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
+        assert!(recorder.told().is_empty() && recorder.written().is_empty());
+        assert_eq!(upkeep.service.cluster().totals().reservations, 1);
+        upkeep.service.lead_from_the_start();
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.settle().await;
+        assert_eq!(upkeep.service.cluster().totals().reservations, 0);
+        assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+}

@@ -1,0 +1,169 @@
+//! What Stowage wrote on a pod or a node and would stay behind, and the patches that take it off. Pure.
+//!
+//! Annotations of bound pods stay: a container that restarts reads its GPUs from them again.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde_json::{Map, Value, json};
+use stowage_kubernetes_objects::{self as objects, CONDITIONS, VRAM};
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
+
+/// What is to be taken off one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLeftovers {
+    pub key: PodKey,
+    pub uid: PodUid,
+    /// It has the gate `stowage.dev/plan`.
+    pub is_gated: bool,
+    /// Types of Stowage's conditions.
+    pub conditions: Vec<&'static str>,
+    /// The planner nominated it: nothing keeps that place free any more.
+    pub is_nominated: bool,
+}
+
+impl PodLeftovers {
+    /// `None` if there is nothing, or the pod cannot be identified.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let (uid, key) = objects::identity(pod).ok()?;
+        let written = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+        let conditions = written.filter_map(|one| CONDITIONS.into_iter().find(|known| *known == one.type_));
+        let conditions: Vec<&'static str> = conditions.collect();
+        let is_gated = objects::gates(pod).ours;
+        // kube-scheduler nominates pods as well: a nomination is the planner's only beside a condition of the planner.
+        let is_nominated = is_pending(pod) && !conditions.is_empty() && objects::nominated(pod).is_some();
+        let found = Self { key, uid, is_gated, conditions, is_nominated };
+        (found.is_gated || found.has_status()).then_some(found)
+    }
+
+    /// Whether its status has to be written.
+    pub fn has_status(&self) -> bool {
+        !self.conditions.is_empty() || self.is_nominated
+    }
+
+    /// A strategic merge patch of `pods/status`: conditions merge by type.
+    pub fn status_patch(&self) -> Value {
+        let gone = |condition: &&str| json!({ "$patch": "delete", "type": condition });
+        let mut status = Map::new();
+        status.insert("conditions".into(), self.conditions.iter().map(gone).collect());
+        if self.is_nominated {
+            status.insert("nominatedNodeName".into(), Value::Null);
+        }
+        json!({ "metadata": { "uid": self.uid }, "status": status })
+    }
+
+    /// A strategic merge patch of the pod itself.
+    pub fn gate_patch(&self) -> Value {
+        json!({ "metadata": { "uid": self.uid }, "spec": objects::without_our_gate() })
+    }
+}
+
+fn is_pending(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(str::is_empty)
+}
+
+/// How a pod that asks for VRAM stands once Stowage is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftState {
+    /// It runs, and keeps its GPUs until it ends.
+    Running,
+    /// No scheduler will place it.
+    Pending,
+}
+
+/// `None` for pods that ask for no VRAM, or have ended.
+pub fn stays(pod: &Pod) -> Option<LeftState> {
+    let asks = objects::asks_for_vram(pod) && !objects::is_finished(pod);
+    asks.then(|| if is_pending(pod) { LeftState::Pending } else { LeftState::Running })
+}
+
+/// The node, if it advertises VRAM.
+pub fn advertising_node(node: &Node) -> Option<NodeName> {
+    let status = node.status.as_ref()?;
+    let advertises =
+        [&status.capacity, &status.allocatable].into_iter().flatten().any(|list| list.contains_key(VRAM));
+    NodeName::parse(node.metadata.name.as_deref()?).ok().filter(|_| advertises)
+}
+
+/// A merge patch of `nodes/status`. The kubelet takes off `allocatable` what `capacity` no longer has; without a kubelet
+/// nobody would.
+pub fn capacity_patch() -> Value {
+    json!({ "status": { "capacity": { VRAM: null }, "allocatable": { VRAM: null } } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: Value, status: Value) -> Pod {
+        let metadata = json!({ "name": "llama", "namespace": "team-a", "uid": "uid-1" });
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status })).unwrap()
+    }
+
+    fn asking() -> Value {
+        json!({ "containers": [{ "name": "engine", "resources": { "limits": { VRAM: "40Gi" } } }] })
+    }
+
+    #[test]
+    fn a_pod_loses_stowages_gate_conditions_and_nomination_and_keeps_all_others() {
+        let mut spec = asking();
+        spec["schedulingGates"] = json!([{ "name": "other/gate" }, { "name": "stowage.dev/plan" }]);
+        let conditions = json!([
+            { "type": "PodScheduled", "status": "False" },
+            { "type": "stowage.dev/Reserved", "status": "True" },
+            { "type": "stowage.dev/Placed", "status": "True" },
+            { "type": "example.com/Mine", "status": "True" },
+        ]);
+        let found =
+            PodLeftovers::of(&pod(spec, json!({ "conditions": conditions, "nominatedNodeName": "node-a" })));
+        let found = found.unwrap();
+        assert!(found.is_gated && found.is_nominated);
+        assert_eq!(
+            found.status_patch(),
+            json!({ "metadata": { "uid": "uid-1" }, "status": {
+                "conditions": [
+                    { "$patch": "delete", "type": "stowage.dev/Reserved" },
+                    { "$patch": "delete", "type": "stowage.dev/Placed" },
+                ],
+                "nominatedNodeName": null,
+            } })
+        );
+        assert_eq!(
+            found.gate_patch()["spec"]["schedulingGates"],
+            json!([{ "$patch": "delete", "name": "stowage.dev/plan" }])
+        );
+    }
+
+    #[test]
+    fn a_nomination_without_a_condition_of_the_planner_is_kube_schedulers() {
+        assert_eq!(PodLeftovers::of(&pod(asking(), json!({ "nominatedNodeName": "node-a" }))), None);
+    }
+
+    #[test]
+    fn a_bound_pod_with_annotations_alone_has_nothing_to_take_off_and_still_runs() {
+        let mut spec = asking();
+        spec["nodeName"] = "node-a".into();
+        let mut bound = pod(spec, json!({ "phase": "Running" }));
+        bound.metadata.annotations = Some([("stowage.dev/devices".into(), "GPU-1".into())].into());
+        assert_eq!(PodLeftovers::of(&bound), None);
+        assert_eq!(stays(&bound), Some(LeftState::Running));
+        bound.status.as_mut().unwrap().phase = Some("Succeeded".into());
+        assert_eq!(stays(&bound), None);
+        assert_eq!(stays(&pod(asking(), json!({}))), Some(LeftState::Pending));
+        assert_eq!(stays(&pod(json!({ "containers": [] }), json!({}))), None);
+    }
+
+    #[test]
+    fn a_node_advertises_in_either_list_and_the_patch_names_vram_alone() {
+        let node = |status: Value| -> Node {
+            serde_json::from_value(json!({ "metadata": { "name": "node-a" }, "status": status })).unwrap()
+        };
+        for list in ["capacity", "allocatable"] {
+            let advertising = node(json!({ list: { "cpu": "8", VRAM: "1" } }));
+            assert_eq!(advertising_node(&advertising).unwrap().as_str(), "node-a");
+        }
+        assert_eq!(advertising_node(&node(json!({ "capacity": { "cpu": "8" } }))), None);
+        assert_eq!(advertising_node(&node(json!({}))), None);
+        for list in capacity_patch()["status"].as_object().unwrap().values() {
+            assert_eq!(list.as_object().unwrap().keys().collect::<Vec<_>>(), [VRAM]);
+        }
+    }
+}

@@ -1,0 +1,645 @@
+//! The watches: bring every pod, node and disruption budget, every ResourceSlice where there are any, volumes and, where a policy
+//! asks for them, the labels of every namespace into the index.
+//!
+//! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
+//! event.
+
+mod catching_up;
+mod read_ahead;
+mod slices;
+mod storage;
+
+pub use slices::slices;
+pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
+
+use super::index::{ClusterIndex, namespaces};
+use crate::service::{ReadFailure, SeenCount, Service};
+use catching_up::stays_behind;
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use parking_lot::Mutex;
+use read_ahead::read_ahead;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::{ControlPlane, PodEvent};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::unconstrained;
+
+/// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a parsed page stays in the low megabytes.
+const PAGE: u32 = 250;
+/// The server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
+const WATCH_SECONDS: u32 = 60;
+
+/// Permissions are restored by people; asking every few seconds is often enough.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Objects beyond their bound that the log names, of one watch.
+const MOST_NAMED: usize = 100;
+
+/// What every watch feeds.
+#[derive(Clone)]
+pub struct WatchFeed {
+    pub service: Arc<Service>,
+    pub index: Arc<Mutex<ClusterIndex>>,
+    /// Receives the Events about pods.
+    pub control_plane: Arc<dyn ControlPlane>,
+}
+
+/// Pods are relisted when a policy begins to move them, or has other schedulers' names: more of them is read from then on, and most
+/// never change.
+pub async fn pods(client: Client, feed: WatchFeed) {
+    let handler = || WatchHandler {
+        take: WatchFeed::pod,
+        fails: wait_for_it,
+        unread: UNPLACED,
+        expect_list: ClusterIndex::expect_pods,
+        page: PAGE,
+    };
+    let mut moving = feed.service.moving.seen();
+    let mut takeovers = feed.service.leadership.takeovers();
+    loop {
+        tokio::select! {
+            // In this order, so that a simulation is reproducible.
+            biased;
+            () = watch(client.clone(), &feed, "pods", handler()) => return,
+            () = moving.changed() => tracing::info!("listing pods again: the policy reads more of them from now on (planning.consolidation, planning.schedulerNames)"),
+            // While a list is applied there is always a next pod, and each counts against the turn of this task.
+            () = unconstrained(stays_behind(&client, &feed, &mut takeovers)) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
+        }
+    }
+}
+
+pub async fn nodes(client: Client, feed: WatchFeed) {
+    let taking = WatchHandler {
+        take: WatchFeed::node,
+        fails: wait_for_it,
+        unread: UNPLACED,
+        expect_list: ClusterIndex::expect_nodes,
+        page: PAGE,
+    };
+    watch(client, &feed, "nodes", taking).await;
+}
+
+pub async fn budgets(client: Client, feed: WatchFeed) {
+    let taking = WatchHandler {
+        take: WatchFeed::budget,
+        fails: WatchFeed::budgets_failed,
+        unread: "no pod is evicted",
+        expect_list: ClusterIndex::expect_budgets,
+        page: PAGE,
+    };
+    watch(client, &feed, "poddisruptionbudgets", taking).await;
+}
+
+/// The labels of namespaces, of which nothing else is asked for, while a policy reads them.
+pub async fn namespaces(client: Client, feed: WatchFeed) {
+    let handler = || WatchHandler {
+        take: WatchFeed::namespace,
+        fails: retry_or_relist,
+        unread: "a policy that selects them by label (namespaceSelector) does not come into force",
+        expect_list: ClusterIndex::expect_namespaces,
+        page: PAGE,
+    };
+    let mut wanted = feed.service.namespaces_wanted();
+    loop {
+        if wanted.wait_for(|is_wanted| *is_wanted).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            // In this order, so that a simulation is reproducible.
+            biased;
+            () = watch(client.clone(), &feed, "namespaces", handler()) => return,
+            ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
+                let mut index = feed.index.lock();
+                index.forget_namespaces(&feed.service);
+                feed.note_shown("namespaces");
+                // A policy without selectors does not wait for them.
+                feed.note_sync(&index);
+                if ended {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What to do with what a watch of one kind of object shows, and with its errors.
+struct WatchHandler<K> {
+    take: fn(&WatchFeed, Event<K>),
+    fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
+    /// What follows while they may not be read.
+    unread: &'static str,
+    expect_list: fn(&mut ClusterIndex, u64),
+    /// Objects in one page of a list.
+    page: u32,
+}
+
+/// What to do with a watch.
+enum WatchEnd {
+    /// It resumes where it was, after a pause of its own.
+    Retry,
+    /// What it showed is not reliable any more: it starts again, after a pause.
+    RelistAfterPause,
+    /// It starts again at once: this replica has taken the Lease, or its ledger is not reliable any more.
+    RelistNow,
+    /// The API server does not have the resource.
+    NotServed,
+    Ended,
+}
+
+const UNPLACED: &str = "nothing is placed before they have been listed";
+
+/// Without pods and nodes there is nothing to do but to wait for them.
+fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
+    WatchEnd::Retry
+}
+
+fn retry_or_relist(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
+    after_refusal(error).unwrap_or(WatchEnd::Retry)
+}
+
+/// Feeds the events of a watch, and starts it again with a list whenever leadership asks for one.
+async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: WatchHandler<K>)
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut terms = feed.service.leadership.terms();
+    loop {
+        let term = terms.see();
+        (taking.expect_list)(&mut feed.index.lock(), term);
+        let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
+        match after {
+            WatchEnd::RelistNow => {
+                tracing::info!(what, "relisting: the earlier list is no longer valid")
+            }
+            WatchEnd::RelistAfterPause => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
+            WatchEnd::Retry | WatchEnd::NotServed | WatchEnd::Ended => return,
+        }
+    }
+}
+
+async fn one_watch<K>(
+    client: Client,
+    feed: &WatchFeed,
+    what: &'static str,
+    taking: &WatchHandler<K>,
+    terms: &mut SeenCount,
+) -> WatchEnd
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut events = read_ahead(events::<K>(client, taking.page));
+    let mut named = BTreeSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = terms.changed() => return WatchEnd::RelistNow,
+            event = events.next() => match event {
+                Some(Ok(event)) => {
+                    // The beginning of a list is told before it is asked for.
+                    if !matches!(event, Event::Init) {
+                        feed.service.contact.heard(feed.service.now());
+                        feed.note_shown(what);
+                    }
+                    if let Event::InitApply(object) | Event::Apply(object) = &event
+                        && objects::is_stand_in(object.meta())
+                    {
+                        feed.note_bound_reached(what, object.meta(), &mut named);
+                    }
+                    (taking.take)(feed, event);
+                }
+                Some(Err(error)) => {
+                    feed.note_failed(what, &error, taking.unread);
+                    match (taking.fails)(feed, &error) {
+                        WatchEnd::Retry => {}
+                        after => return after,
+                    }
+                }
+                None => return WatchEnd::Ended,
+            },
+        }
+    }
+}
+
+impl WatchFeed {
+    fn pod(&self, event: Event<Pod>) {
+        let mut index = self.index.lock();
+        let notice = match event {
+            Event::Init => {
+                index.begin_pods(&self.service);
+                None
+            }
+            Event::InitApply(pod) | Event::Apply(pod) => index.apply_pod(&self.service, &pod),
+            Event::Delete(pod) => {
+                index.delete_pod(&self.service, &pod);
+                None
+            }
+            Event::InitDone => {
+                index.end_pods(&self.service);
+                None
+            }
+        };
+        self.note_sync(&index);
+        drop(index);
+        notice.into_iter().for_each(|notice| self.tell(notice));
+    }
+
+    fn node(&self, event: Event<Node>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_nodes(),
+            Event::InitApply(node) | Event::Apply(node) => index.apply_node(&self.service, &node),
+            Event::Delete(node) => index.delete_node(&self.service, &node),
+            Event::InitDone => index.end_nodes(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    fn budget(&self, event: Event<PodDisruptionBudget>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_budgets(&self.service),
+            Event::InitApply(budget) | Event::Apply(budget) => index.apply_budget(&self.service, &budget),
+            Event::Delete(budget) => index.delete_budget(&self.service, &budget),
+            Event::InitDone => index.end_budgets(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    /// Placement needs no budgets: if they may not be read it continues, and no pod is evicted.
+    fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
+        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
+        let mut index = self.index.lock();
+        index.forbid_budgets(&self.service);
+        self.note_sync(&index);
+        after
+    }
+
+    /// What follows from labels takes seconds on a large cluster: the index, and with it what other watches show, does not wait.
+    fn namespace(&self, event: Event<PartialObjectMeta<Namespace>>) {
+        match event {
+            Event::Init => self.index.lock().begin_namespaces(),
+            Event::InitApply(namespace) => self.index.lock().list_namespace(&namespace.metadata),
+            Event::Apply(namespace) => {
+                beside_other_tasks(|| namespaces::apply(&self.service, &namespace.metadata));
+            }
+            Event::Delete(namespace) => {
+                beside_other_tasks(|| namespaces::delete(&self.service, &namespace.metadata));
+            }
+            Event::InitDone => {
+                let listed = self.index.lock().listed_namespaces();
+                beside_other_tasks(|| self.service.list_namespaces(listed));
+                self.index.lock().end_namespaces();
+            }
+        }
+        self.note_sync(&self.index.lock());
+    }
+
+    /// Logs a failure when it begins, and blames permissions only for a refusal that lasts. A resource that is not there is not
+    /// refused.
+    fn note_failed(&self, what: &'static str, error: &watcher::Error, unread: &str) {
+        let refused = refusal_code(error).filter(|code| *code != 404);
+        if refused.is_some() {
+            self.service.metrics.refused_watches.with_label_values(&[what]).set(1);
+        }
+        match self.service.refused_reads.note(what, refused, self.service.now()) {
+            ReadFailure::Begins => tracing::warn!(what, %error, "the watch failed and is retried"),
+            ReadFailure::Lasts => tracing::error!(
+                what, %error,
+                "{what} may not be read: {unread} until they can be; let Stowage's service account list and watch them, as manifests/base/rbac.yaml does"
+            ),
+            ReadFailure::Known => {}
+        }
+    }
+
+    /// `named` are those of this watch that the log has named.
+    fn note_bound_reached(&self, what: &'static str, object: &ObjectMeta, named: &mut BTreeSet<String>) {
+        self.service.metrics.bounds_reached.with_label_values(&[what]).inc();
+        let [namespace, name] =
+            [&object.namespace, &object.name].map(|part| part.as_deref().unwrap_or_default());
+        let object = format!("{namespace}/{name}");
+        if named.len() < MOST_NAMED && named.insert(object.clone()) {
+            tracing::warn!(
+                what,
+                object,
+                "it is larger than Stowage reads: what is not known of it counts as what is safe (docs/operations.md, Bounds)"
+            );
+        }
+    }
+
+    fn note_shown(&self, what: &'static str) {
+        if let Some(lasted) = self.service.refused_reads.note_shown(what, self.service.now()) {
+            self.service.metrics.refused_watches.with_label_values(&[what]).set(0);
+            tracing::info!(what, seconds = lasted.0 / 1000, "the watch works again");
+        }
+    }
+
+    fn note_sync(&self, index: &ClusterIndex) {
+        let leadership = &self.service.leadership;
+        if leadership.is_synced() {
+            return;
+        }
+        let all = index.complete_since().and_then(|term| match self.service.reads_namespaces() {
+            true => Some(index.namespaces_since()?.min(term)),
+            false => Some(term),
+        });
+        let caught_up = index.pods_caught_up();
+        if let Some(term) = all {
+            // Otherwise the first request makes it, and all others wait meanwhile.
+            drop(self.service.cluster().snapshot());
+            self.service.set_synced_in(term, caught_up);
+        }
+        if leadership.is_synced() {
+            self.service.metrics.synced.set(1);
+            tracing::info!(nodes = index.nodes().len(), "the watches have synced");
+        }
+    }
+
+    /// All replicas see the same; only the leader records Events.
+    fn tell(&self, notice: PodEvent) {
+        if self.service.leadership.is_open() {
+            self.control_plane.record_event(notice);
+        }
+    }
+}
+
+/// Computes for a while in a task, whose thread leaves its other tasks to another one. A simulation has one thread.
+fn beside_other_tasks(work: impl FnOnce()) {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+/// The events of a watch that never ends. Failures are retried, each after a longer pause.
+fn events<K>(
+    client: Client,
+    page: u32,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
+    watcher(Api::<K>::all(client), config)
+        // `managedFields` are half of an object and not needed here.
+        .modify(|object| object.meta_mut().managed_fields = None)
+        .default_backoff()
+        .boxed()
+}
+
+/// What to do when the resource may not be read, or is not served; `None` for any other failure. A refused list is retried by
+/// the watcher; a refused watch would continue as if it had shown everything meanwhile.
+fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
+    let is_list = matches!(error, watcher::Error::InitialListFailed(_));
+    refusal_code(error).map(|_| if is_list { WatchEnd::Retry } else { WatchEnd::RelistAfterPause })
+}
+
+/// With which status the API server refuses to show the resource, if that is the failure.
+fn refusal_code(error: &watcher::Error) -> Option<u16> {
+    use kube::Error::Api;
+    let code = match error {
+        watcher::Error::InitialListFailed(Api(status))
+        | watcher::Error::WatchStartFailed(Api(status))
+        | watcher::Error::WatchFailed(Api(status))
+        | watcher::Error::WatchError(status) => status.code,
+        _ => return None,
+    };
+    matches!(code, 401 | 403 | 404).then_some(code)
+}
+
+#[cfg(test)]
+mod takeover_tests;
+
+#[cfg(test)]
+impl WatchFeed {
+    /// Empty lists of pods, nodes and disruption budgets come.
+    fn list_nothing(&self) {
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.pod(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.node(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.budget(event));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::testing::Recorder;
+    use crate::service::Tenure;
+    use kube::core::Status;
+    use serde_json::json;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use stowage_scheduling::ids::PodUid;
+    use stowage_scheduling::policy::{Consolidation, Policy};
+    use stowage_scheduling::units::Millis;
+
+    #[test]
+    fn lists_from_before_this_replica_leads_do_not_make_it_act() {
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let leadership = &feed.service.leadership;
+        let list = |feed: &WatchFeed, kind| {
+            for is_done in [false, true] {
+                match kind {
+                    0 => feed.pod(if is_done { Event::InitDone } else { Event::Init }),
+                    1 => feed.node(if is_done { Event::InitDone } else { Event::Init }),
+                    2 => feed.slice(if is_done { Event::InitDone } else { Event::Init }),
+                    _ => feed.budget(if is_done { Event::InitDone } else { Event::Init }),
+                }
+            }
+        };
+        (0..4).for_each(|kind| list(&feed, kind));
+        assert!(leadership.is_synced() && !leadership.is_open());
+
+        feed.service.set_tenure(Tenure::without_end());
+        let term = leadership.term();
+        let expect: [fn(&mut ClusterIndex, u64); 4] = [
+            ClusterIndex::expect_pods,
+            ClusterIndex::expect_nodes,
+            ClusterIndex::expect_slices,
+            ClusterIndex::expect_budgets,
+        ];
+        for (kind, expect) in expect.into_iter().enumerate() {
+            // Events that the old watches still deliver.
+            feed.pod(Event::Delete(Pod::default()));
+            assert!(!leadership.is_open(), "{kind} of four lists are new");
+            assert_eq!(feed.service.cluster().leader(), None, "b5: holds are taken over from the new lists");
+            expect(&mut feed.index.lock(), term);
+            list(&feed, kind);
+        }
+        assert!(leadership.is_open());
+    }
+
+    fn namespace(name: &str, team: &str) -> PartialObjectMeta<Namespace> {
+        let labels = Some([("team".to_owned(), team.to_owned())].into());
+        let metadata = ObjectMeta { name: Some(name.into()), labels, ..ObjectMeta::default() };
+        PartialObjectMeta { types: None, metadata, _phantom: std::marker::PhantomData }
+    }
+
+    #[test]
+    fn f_readiness_waits_for_the_labels_of_namespaces_only_if_the_policy_asks_for_them() {
+        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let selecting = stowage_policy_file::load(&[stowage_policy_file::SourceText::new("p.yaml", text)])
+            .unwrap()
+            .policy;
+        for (policy, waits) in [(Policy::default(), false), (selecting, true)] {
+            let service = Service::new(policy);
+            assert_eq!(*service.namespaces_wanted().borrow(), waits);
+            let feed =
+                WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+            feed.index.lock().lack_slices();
+            feed.list_nothing();
+            let leadership = &feed.service.leadership;
+            assert_eq!(leadership.is_synced(), !waits);
+            feed.namespace(Event::Init);
+            feed.namespace(Event::InitApply(namespace("chat", "a")));
+            assert_eq!(leadership.is_synced(), !waits, "half a list is none");
+            feed.namespace(Event::InitDone);
+            assert!(leadership.is_synced());
+            assert_eq!(feed.service.cluster().namespaces().len(), 1);
+            feed.namespace(Event::Delete(namespace("chat", "a")));
+            assert!(feed.service.cluster().namespaces().is_empty());
+        }
+    }
+
+    /// It takes seconds on a large cluster. If pods and the upkeep waited for it, the replica would lose contact with the API server.
+    #[test]
+    fn pods_are_shown_while_what_follows_from_the_labels_of_a_namespace_is_prepared() {
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        // As long as this is held, the labels are not prepared.
+        let cluster = feed.service.cluster();
+        let (begins, begun) = std::sync::mpsc::channel();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                begins.send(()).unwrap();
+                feed.namespace(Event::Apply(namespace("chat", "a")));
+            });
+            begun.recv().unwrap();
+            for _ in 0..100 {
+                let index = feed.index.try_lock_for(std::time::Duration::from_secs(5));
+                assert!(index.is_some(), "the index waits for the labels");
+                drop(index);
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            drop(cluster);
+        });
+        assert_eq!(feed.service.cluster().namespaces().len(), 1);
+    }
+
+    /// A watch announces a list before it asks for it.
+    #[tokio::test]
+    async fn a_list_that_is_not_answered_is_no_contact_with_the_api_server() {
+        let asked = Arc::new(tokio::sync::Notify::new());
+        let notify = asked.clone();
+        let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            notify.notify_one();
+            std::future::ready(Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("down")))
+        });
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let task = tokio::spawn(pods(Client::new(unreachable, "default"), feed.clone()));
+        for _ in 0..2 {
+            asked.notified().await;
+        }
+        task.abort();
+        assert_eq!(feed.service.contact.silence(feed.service.now()), None);
+    }
+
+    /// A policy that moves pods asks for more of bound pods than one that does not, and most of them never change.
+    #[tokio::test(start_paused = true)]
+    async fn pods_are_listed_anew_when_a_policy_begins_to_move_them() {
+        let lists = Arc::new(AtomicU32::new(0));
+        let (listed, uid) = (lists.clone(), PodUid::parse("a").unwrap());
+        let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [bound_pod("a")]}).to_string();
+            let listed = listed.clone();
+            async move {
+                if is_watch {
+                    std::future::pending::<()>().await;
+                }
+                listed.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(pods.into_bytes())))
+            }
+        });
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed {
+            service: service.clone(),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let watching = tokio::spawn(pods(Client::new(server, "default"), feed));
+        until(|| service.cluster().pod_state(&uid).is_some()).await;
+        let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
+        assert!(!successor_is_known());
+
+        let moving = || {
+            let mut policy = Policy::default();
+            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(600) });
+            policy
+        };
+        service.set_policy(moving());
+        until(successor_is_known).await;
+        service.set_policy(moving());
+        service.set_policy(Policy::default());
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(lists.load(Ordering::Relaxed), 2, "nothing more is needed then");
+        service.set_policy(moving());
+        until(|| lists.load(Ordering::Relaxed) == 3).await;
+        watching.abort();
+    }
+
+    fn bound_pod(uid: &str) -> serde_json::Value {
+        json!({
+            "metadata": {
+                "name": uid, "namespace": "chat", "uid": uid, "resourceVersion": "1",
+                "annotations": { "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": (1u64 << 30).to_string() },
+            },
+            "spec": {
+                "nodeName": "n1",
+                "containers": [{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }],
+            },
+            "status": { "phase": "Running" },
+        })
+    }
+
+    async fn until(holds: impl Fn() -> bool) {
+        let holds = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), holds).await.expect("it holds in the end");
+    }
+
+    fn refusal(code: u16) -> kube::Error {
+        kube::Error::Api(Status::failure("no", "Forbidden").with_code(code).boxed())
+    }
+
+    #[test]
+    fn only_a_refusal_of_the_api_server_means_that_budgets_cannot_be_read() {
+        let list = |code| after_refusal(&watcher::Error::InitialListFailed(refusal(code)));
+        assert!(matches!(list(403), Some(WatchEnd::Retry)));
+        assert!(matches!(list(404), Some(WatchEnd::Retry)));
+        assert!(list(500).is_none() && list(429).is_none());
+        assert!(after_refusal(&watcher::Error::NoResourceVersion).is_none());
+    }
+
+    #[test]
+    fn a_watch_that_is_refused_lists_anew() {
+        assert!(matches!(
+            after_refusal(&watcher::Error::WatchStartFailed(refusal(403))),
+            Some(WatchEnd::RelistAfterPause)
+        ));
+        let gone = Status::failure("too old", "Expired").with_code(410).boxed();
+        assert!(after_refusal(&watcher::Error::WatchError(gone)).is_none());
+    }
+}

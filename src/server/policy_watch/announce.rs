@@ -1,0 +1,101 @@
+//! Announces changes of the policy's files: in the log, the metrics, `/readyz`, and as an Event on Stowage's own pod, which the
+//! author of the change checks first.
+//!
+//! Nothing is decided here, and nothing is repeated: the caller announces each change once. A refusal is in `/readyz` before the
+//! log has it. The metric's counter is increased last, so a counted change has been announced.
+
+use super::Problems;
+use crate::service::{RefusedPolicy, Service};
+use std::sync::Arc;
+use stowage_kubernetes_objects::port::{ControlPlane, PodEvent, PodEventReason};
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::policy::{Digest, Policy};
+use tracing::{error, info, warn};
+
+/// The pod that this process runs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPod {
+    pub key: PodKey,
+    pub uid: PodUid,
+}
+
+pub(super) struct Announcer {
+    service: Arc<Service>,
+    control_plane: Arc<dyn ControlPlane>,
+    own_pod: Option<OwnPod>,
+}
+
+impl Announcer {
+    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, own_pod: Option<OwnPod>) -> Self {
+        Self { service, control_plane, own_pod }
+    }
+
+    /// Another policy than `before` is current.
+    pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
+        let digest = self.digest();
+        info!(policy = %digest, before = %before.digest, "policy applied");
+        self.tell(
+            PodEventReason::PolicyApplied,
+            format!("Policy {digest} replaces policy {}.", before.digest),
+        );
+        self.good("applied", warnings);
+    }
+
+    /// The files changed, and their meaning did not.
+    pub fn unchanged(&self, warnings: Option<&str>) {
+        let digest = self.digest();
+        info!(policy = %digest, "the policy files changed, and the policy did not");
+        self.good("unchanged", warnings);
+    }
+
+    /// The files are no valid policy now.
+    pub fn refused(&self, problems: &Problems) {
+        self.refused_for(problems, &problems.headline, "the previous policy stays in force");
+    }
+
+    /// They were none when this process began. `acting` says what decides instead.
+    pub fn refused_at_start(&self, problems: &Problems, acting: &str) {
+        self.refused_for(problems, &format!("{} ({acting})", problems.headline), acting);
+    }
+
+    fn refused_for(&self, problems: &Problems, headline: &str, acting: &str) {
+        self.service.policy_status.set_refused(Some(RefusedPolicy {
+            since: self.service.now(),
+            headline: headline.into(),
+            problems: problems.whole.as_str().into(),
+        }));
+        self.service.metrics.policy.refused.set(1);
+        let digest = self.digest();
+        error!(policy = %digest, "policy files rejected; {acting}\n{}", problems.whole.trim_end());
+        self.tell(
+            PodEventReason::PolicyRejected,
+            format!("The policy files are rejected; {acting} ({digest}). {}", problems.headline),
+        );
+        self.count("rejected");
+    }
+
+    /// The files have the current policy's content.
+    fn good(&self, outcome: &str, warnings: Option<&str>) {
+        if let Some(warnings) = warnings {
+            warn!("the policy's files:\n{}", warnings.trim_end());
+        }
+        self.service.policy_status.set_refused(None);
+        self.service.metrics.policy.refused.set(0);
+        self.count(outcome);
+    }
+
+    fn count(&self, outcome: &str) {
+        self.service.metrics.policy.reloads.with_label_values(&[outcome]).inc();
+    }
+
+    /// For the current policy.
+    fn digest(&self) -> Digest {
+        self.service.cluster().policy().digest
+    }
+
+    fn tell(&self, kind: PodEventReason, text: String) {
+        if let Some(OwnPod { key, uid }) = self.own_pod.clone() {
+            self.control_plane.record_event(PodEvent { key, uid, kind, text });
+        }
+    }
+}

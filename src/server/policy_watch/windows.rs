@@ -1,0 +1,194 @@
+//! Opens and closes the windows of the policy in force at their minute.
+//!
+//! ```text
+//!  wall clock ─► TimeZones::open_at ─┬─► the same windows: nothing
+//!    twice a second                  └─► others ─► Service::set_policy   (as a reload: one step, all pods reclassified)
+//! ```
+//!
+//! Which windows are open follows from the wall clock alone, at each look: a clock that is set, a machine that was suspended and a
+//! process that starts in the middle of a window all come to what the clock says. A clock that jumps to and fro changes the policy
+//! once in [`AFTER_A_CHANGE`] at most. Two replicas go by their own clocks, and only the leader's decisions count.
+
+use crate::service::{Service, WorkKind};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_policy_file::windows::TimeZones;
+use stowage_scheduling::policy::{Policy, Window};
+use tracing::{error, info};
+
+/// A window opens this late at most, beside the time that classifying all pods takes.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Classifying all pods of a large cluster takes a second, and windows differ by minutes.
+const AFTER_A_CHANGE: Duration = Duration::from_secs(10);
+
+/// Held while another policy is worked out from the one in force and set: of two changes, the later one builds on the earlier.
+pub type ChangeOfPolicy = Arc<Mutex<()>>;
+
+/// Runs until it is dropped.
+pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
+    let mut zones = TimeZones::default();
+    loop {
+        let policy = service.cluster().policy().clone();
+        let pause = match open_now(&service, &mut zones, &policy) == *policy.open_windows() {
+            true => LOOK_EVERY,
+            false => {
+                let (moving, change) = (service.clone(), change.clone());
+                // Classifying every pod of a large cluster takes a while.
+                let moved = service
+                    .heavy_work
+                    .begin_in_background(WorkKind::Policy, move || step(&moving, &change))
+                    .await;
+                moved.unwrap_or_else(|_| error!("the policy's windows could not be changed"));
+                AFTER_A_CHANGE
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// The windows of a policy that are open by the wall clock.
+pub fn open_now(service: &Service, zones: &mut TimeZones, policy: &Policy) -> BTreeSet<Window> {
+    zones.open_at(policy, service.clock.to_wall(service.now()))
+}
+
+/// Brings the policy in force to the wall clock.
+fn step(service: &Service, change: &ChangeOfPolicy) {
+    let _whole = change.lock();
+    // Its files may have changed since the look.
+    let before = service.cluster().policy().clone();
+    let open = open_now(service, &mut TimeZones::default(), &before);
+    if open == *before.open_windows() {
+        return;
+    }
+    let listed =
+        |windows: Vec<&Window>| windows.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let (opened, closed) =
+        (open.difference(before.open_windows()).collect(), before.open_windows().difference(&open).collect());
+    let (opened, closed) = (listed(opened), listed(closed));
+    if !service.set_policy(Policy::clone(&before).with_open_windows(open)) {
+        // What it asks of namespaces is not known yet: the next look tries again.
+        return;
+    }
+    service.metrics.policy.window_changes.inc();
+    info!(policy = %before.digest, opened, closed, "the policy's windows changed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ReloadOutcome, take};
+    use super::*;
+    use crate::service::TimeSource;
+    use jiff::Timestamp;
+    use std::cell::Cell;
+    use stowage_policy_file::{SourceText, load};
+
+    thread_local! {
+        /// Seconds since 1970, as this test's machine shows them.
+        static WALL: Cell<i64> = const { Cell::new(0) };
+    }
+
+    fn at(text: &str) {
+        WALL.set(text.parse::<Timestamp>().unwrap().as_second());
+    }
+
+    fn by_wall() -> TimeSource {
+        TimeSource { wall: || Timestamp::from_second(WALL.get()).unwrap(), ..TimeSource::SYSTEM }
+    }
+
+    const NIGHTS: &str = r#"
+classes:
+  - name: night
+    match: {namespaces: [jobs]}
+    when: [{days: [mon-fri], from: "20:00", to: "06:00", timeZone: Europe/Berlin}]
+"#;
+
+    fn sources(text: &str) -> Vec<SourceText> {
+        vec![SourceText::new("policy.yaml", text)]
+    }
+
+    fn service(text: &str) -> Arc<Service> {
+        Service::timed_by(by_wall(), load(&sources(text)).unwrap().policy)
+    }
+
+    /// The version of the policy, and how many of its windows are open.
+    fn standing(service: &Service) -> (u64, usize) {
+        let policy = service.cluster().policy().clone();
+        (policy.version, policy.open_windows().len())
+    }
+
+    #[test]
+    fn windows_follow_the_wall_clock_and_nothing_else() {
+        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        let look = |time| {
+            at(time);
+            step(&service, &change);
+            standing(&service)
+        };
+        assert_eq!(look("2026-11-23T19:59:59+01:00"), (0, 0));
+        assert_eq!(look("2026-11-23T20:00:00+01:00"), (1, 1), "at its minute");
+        assert_eq!(look("2026-11-24T02:00:00+01:00"), (1, 1), "as long as nothing changes, nothing is set");
+        assert_eq!(look("2026-11-23T19:59:00+01:00"), (2, 0), "the clock was set back");
+        assert_eq!(look("2026-11-27T23:00:00+01:00"), (3, 1), "the machine was suspended for four days");
+        assert_eq!(look("2026-11-28T06:00:00+01:00"), (4, 0));
+        assert_eq!(service.metrics.policy.window_changes.get(), 4);
+    }
+
+    #[test]
+    fn a_policy_that_is_read_within_a_window_has_it_open_at_once() {
+        at("2026-11-23T12:00:00+01:00");
+        let (service, change) = (service("{}"), ChangeOfPolicy::default());
+        at("2026-11-23T23:00:00+01:00");
+        assert!(matches!(take(&service, &sources(NIGHTS), &change), ReloadOutcome::InForce { .. }));
+        assert_eq!(standing(&service), (1, 1));
+        step(&service, &change);
+        assert_eq!(standing(&service), (1, 1));
+        // The same files in other words, after the window has closed: the files did not change the policy, the clock does.
+        at("2026-11-24T07:00:00+01:00");
+        let again = take(&service, &sources(&format!("# nights\n{NIGHTS}")), &change);
+        assert!(matches!(again, ReloadOutcome::Unchanged { .. }));
+        assert_eq!(standing(&service), (1, 1));
+        step(&service, &change);
+        assert_eq!(standing(&service), (2, 0));
+    }
+
+    #[test]
+    fn a_window_that_opens_builds_on_the_files_that_were_read_last() {
+        at("2026-11-23T12:00:00+01:00");
+        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        take(&service, &sources(&format!("mode: shadow\n{NIGHTS}")), &change);
+        at("2026-11-23T23:00:00+01:00");
+        step(&service, &change);
+        let policy = service.cluster().policy().clone();
+        assert_eq!((policy.mode, policy.open_windows().len()), (stowage_scheduling::policy::Mode::Shadow, 1));
+    }
+
+    #[test]
+    fn a_policy_that_waits_for_namespaces_still_waits_for_them_when_a_window_opens() {
+        at("2026-11-23T12:00:00+01:00");
+        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        let selects = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        assert!(matches!(take(&service, &sources(selects), &change), ReloadOutcome::Awaits));
+        at("2026-11-23T23:00:00+01:00");
+        step(&service, &change);
+        assert_eq!(standing(&service), (1, 1));
+        assert!(*service.namespaces_wanted().borrow(), "otherwise nothing shows them, and it waits for good");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_jumps_to_and_fro_changes_the_policy_a_few_times_a_minute_at_most() {
+        use std::sync::atomic::{AtomicI64, Ordering};
+        // A look is on one thread and the step on another.
+        static JUMPS: AtomicI64 = AtomicI64::new(0);
+        fn jumping() -> Timestamp {
+            let hour = if JUMPS.fetch_add(1, Ordering::Relaxed) % 2 == 0 { "12" } else { "22" };
+            format!("2026-11-23T{hour}:00:00Z").parse().unwrap()
+        }
+        let source = TimeSource { wall: jumping, ..TimeSource::SYSTEM };
+        let service = Service::timed_by(source, load(&sources(NIGHTS)).unwrap().policy);
+        let watching = watch(service.clone(), ChangeOfPolicy::default());
+        let _ = tokio::time::timeout(Duration::from_secs(60), watching).await;
+        assert!(standing(&service).0 <= 7, "{:?}", standing(&service));
+    }
+}

@@ -1,0 +1,449 @@
+//! `stowage serve`: assembles the edges, runs them until shutdown, and stops them in order.
+
+use crate::extender::certificate_reload::{CertificateFiles, Renewal};
+use crate::extender::page_auth::PageAuth;
+use crate::extender::reports::{AgentAuth, TokenGuard};
+use crate::extender::request::RequestLimits;
+use crate::extender::server::limits::raise_descriptors;
+use crate::extender::server::{Endpoint, Endpoints};
+use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
+use crate::extender::{Extender, autoscaling, server};
+use crate::flight_recorder::{FlightRecorder, RecordOptions, Recordings};
+use crate::kubernetes;
+use crate::kubernetes::certificates::{self, CertificateOptions};
+use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
+use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::observed::ObservedControlPlane;
+use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
+use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
+use crate::service::{BundleSource, Service};
+use anyhow::{Context, Result, bail};
+use futures::FutureExt;
+use http::Uri;
+use hyper_rustls::HttpsConnectorBuilder;
+use parking_lot::Mutex;
+use rustls::ClientConfig;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_kubernetes_objects::port::{AgentAuthority, ControlPlane, WriteTimes};
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::plural;
+use stowage_telemetry::devices::GpuSeries;
+use stowage_telemetry::listening;
+use stowage_telemetry::traces::{self, Collector, Exporting};
+use stowage_telemetry::trust::Trust;
+use tokio::runtime::{Handle, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+#[derive(Debug)]
+pub struct ServeOptions {
+    pub source: ClusterSource,
+    pub listen: SocketAddr,
+    pub admin: AdminOptions,
+    pub tls: Option<TlsFiles>,
+    pub agents: AgentsOptions,
+    pub limits: RequestLimits,
+    pub policy: PolicyOptions,
+    /// Where spans go; nowhere without it.
+    pub traces: Option<TraceOptions>,
+    /// Where to record; nowhere without it.
+    pub record: Option<RecordOptions>,
+}
+
+/// An OTLP collector.
+#[derive(Debug, Clone)]
+pub struct TraceOptions {
+    pub endpoint: Uri,
+    /// Trusted for `https`.
+    pub ca: Option<PathBuf>,
+    /// This replica's name among the others.
+    pub instance: String,
+}
+
+/// The policy's files, and where their state is reported.
+#[derive(Debug, Default)]
+pub struct PolicyOptions {
+    /// A file or a directory, watched from the start on; without one, the built-in policy.
+    pub path: Option<PathBuf>,
+    /// Where the last good policy is stored for the next start.
+    pub cache: Option<PathBuf>,
+    /// The pod on which Events about it are recorded.
+    pub own_pod: Option<OwnPod>,
+}
+
+/// The agents' address.
+#[derive(Debug)]
+pub struct AgentsOptions {
+    pub listen: SocketAddr,
+    pub tls: Option<AgentsTls>,
+    /// The service account whose tokens are admitted; without one, every client is admitted.
+    pub account: Option<AgentAccount>,
+}
+
+/// Where the certificate of the agents' address is.
+#[derive(Debug)]
+pub enum AgentsTls {
+    Files(ServerFiles),
+    /// In a Secret, which Stowage fills and renews if it is empty.
+    Secret(CertificateOptions),
+}
+
+/// The operators' address and its access.
+#[derive(Debug)]
+pub struct AdminOptions {
+    pub listen: SocketAddr,
+    pub tls: Option<AdminTls>,
+    /// Whether pages require a token that the API server allows to see the page; otherwise every client is admitted.
+    pub asks_for_tokens: bool,
+    /// Whether the metrics name each GPU.
+    pub gpu_series: GpuSeries,
+}
+
+/// Where the certificate of the operators' address is.
+#[derive(Debug)]
+pub enum AdminTls {
+    Files(ServerFiles),
+    /// It is the agents' address'.
+    Agents,
+}
+
+/// The source of the cluster's state.
+#[derive(Debug)]
+pub enum ClusterSource {
+    ApiServer {
+        kubeconfig: Option<PathBuf>,
+        lead_with: LeadWith,
+        identity: String,
+        cdi_kind: String,
+        times: WriteTimes,
+    },
+    Dump(PathBuf),
+}
+
+/// Threads for all tasks beside the requests. The verbs have the main runtime to themselves: a worker of tokio's that computes
+/// for a while, such as the upkeep of the ledger, or a page of a list, may be the one that reads from connections, and then no
+/// other reads from them meanwhile.
+struct BesideVerbs(Option<Runtime>);
+
+impl BesideVerbs {
+    fn start() -> Result<Self> {
+        let mut threads = tokio::runtime::Builder::new_multi_thread();
+        threads.enable_all().thread_name("cluster");
+        Ok(Self(Some(threads.build().context("no threads")?)))
+    }
+
+    fn threads(&self) -> &Handle {
+        self.0.as_ref().expect("it is there until it is dropped").handle()
+    }
+}
+
+impl Drop for BesideVerbs {
+    /// A runtime must not wait for its threads on a thread of another.
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+/// What a source provides: where to write, the tasks beside the requests, and the authority for tokens.
+struct Connected {
+    control_plane: Arc<dyn ControlPlane>,
+    tasks: JoinSet<()>,
+    agent_auth: AgentAuth,
+    page_auth: PageAuth,
+}
+
+pub async fn serve(mut options: ServeOptions) -> Result<()> {
+    fit_descriptors(&mut options.limits);
+    let (endpoints, renewals, kept) = endpoints(&options)?;
+    let (policy, watch) = policy(&options.policy)?;
+    let service = Service::new(policy);
+    // Dropped last: it sends the spans of what was finished at the end.
+    let _exporting = options.traces.as_ref().map(|traces| trace(traces, &service)).transpose()?;
+    // Before anything is known of the cluster, and dropped after everything has stopped.
+    let _recorder = options.record.as_ref().map(|record| start_recorder(record, &service)).transpose()?;
+    let (beside, stop_cluster) = (BesideVerbs::start()?, CancellationToken::new());
+    let connected = connect(&options, &service, kept, &beside, &stop_cluster).await?;
+    let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
+    if let Some(watch) = watch {
+        let watching = watch.run(service.clone(), control_plane.clone(), options.policy.own_pod);
+        let watching = stop_cluster.clone().run_until_cancelled_owned(watching).map(drop);
+        tasks.spawn_on(watching, beside.threads());
+    }
+    let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
+    let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
+    let extender = extender.with_bundles(
+        options
+            .record
+            .map(|record| Arc::new(Recordings { directory: record.directory }) as Arc<dyn BundleSource>),
+    );
+    let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVERY);
+    let autoscaling = stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop);
+    tasks.spawn_on(autoscaling, beside.threads());
+
+    first_certificate(&service).await;
+    let stop_http = CancellationToken::new();
+    stop_on_signal(stop_http.clone())?;
+    info!(policy = %service.cluster().policy().digest, "the policy in force");
+    say("the scheduler", &endpoints.scheduler)?;
+    say("agents", &endpoints.agents)?;
+    say("operators", &endpoints.operators)?;
+    let mut renewing = JoinSet::new();
+    for renewal in renewals {
+        renewing.spawn(renewal.run(service.metrics.edge.clone()));
+    }
+    let http = server::serve(extender, endpoints, stop_http.clone());
+    let outcome = tokio::select! {
+        outcome = http => outcome.context("an address could not be served"),
+        ended = tasks.join_next() => Err(ended_early(ended)),
+    };
+    renewing.abort_all();
+    // The HTTP side first: its requests in progress need leadership, and the Lease is given up here.
+    stop_cluster.cancel();
+    while tasks.join_next().await.is_some() {}
+    info!("stopped");
+    outcome
+}
+
+fn start_recorder(options: &RecordOptions, service: &Arc<Service>) -> Result<FlightRecorder> {
+    let recorder = FlightRecorder::start(options, service)?;
+    info!(directory = %options.directory.display(), "the flight recorder records");
+    Ok(recorder)
+}
+
+/// Records spans from here on, and sends them.
+fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
+    let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
+    let connector = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
+    let connector = connector.https_or_http().enable_http1().build();
+    let collector = Collector { endpoint: options.endpoint.clone(), instance: options.instance.clone() };
+    let (traces, exporting) = traces::start(collector, connector, &service.metrics.traces)?;
+    service.trace_with(traces);
+    info!(collector = %options.endpoint, "spans are sent to a collector");
+    Ok(exporting)
+}
+
+/// A panic has been written to standard error by then, with its place.
+fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
+    let why = match ended {
+        Some(Err(error)) => error.to_string(),
+        _ => "it returned".into(),
+    };
+    anyhow::anyhow!("a task that should run forever ended: {why}")
+}
+
+fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
+    let Some(path) = options.path.clone() else { return Ok((policy_watch::built_in(), None)) };
+    let last_good = options.cache.clone().map(LastGood::in_directory);
+    let (policy, watch) = policy_watch::open(path, last_good)?;
+    Ok((policy, Some(watch)))
+}
+
+/// Waits a moment for the certificate that is read from the API server: agents that connect before are not answered. Without
+/// one, everything else is served all the same.
+async fn first_certificate(service: &Service) {
+    let mut certificate = service.certificate.subscribe();
+    let _ = tokio::time::timeout(FIRST_CERTIFICATE, certificate.wait_for(Option::is_none)).await;
+}
+
+/// Several times what two reads take; a probe of the kubelet waits no longer.
+const FIRST_CERTIFICATE: Duration = Duration::from_secs(3);
+
+/// A certificate that the API server has: where it is served.
+struct KeptCertificate {
+    options: CertificateOptions,
+    tls: Tls,
+    addresses: Vec<&'static str>,
+}
+
+impl KeptCertificate {
+    fn run(self, client: kube::Client, service: Arc<Service>) -> impl Future<Output = ()> + Send {
+        let Self { options, tls, addresses } = self;
+        certificates::run(client, service, options, addresses, move |found| {
+            let loaded = tls::from_pem(&found.chain, &found.key.0).map_err(|error| error.to_string())?;
+            tls.replace(&loaded);
+            Ok(())
+        })
+    }
+}
+
+/// The addresses, the certificates to reload, and the one that the API server has.
+fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<KeptCertificate>)> {
+    let scheduler = listen("--listen", options.listen)?;
+    let agents = listen("--agents", options.agents.listen)?;
+    let operators = listen("--admin", options.admin.listen)?;
+    let mut renewals = Vec::new();
+    let mut tls = |address, flag, files: Option<CertificateFiles>| -> Result<Option<Tls>> {
+        let Some(files) = files else { return Ok(None) };
+        let (renewal, tls) = Renewal::load(address, flag, files)?;
+        renewals.push(renewal);
+        Ok(Some(tls))
+    };
+    let scheduler_tls = tls("scheduler", "--tls-cert", options.tls.clone().map(CertificateFiles::Mutual))?;
+    let mut kept = None;
+    let agents_tls = match &options.agents.tls {
+        None => None,
+        Some(AgentsTls::Files(files)) => {
+            tls("agents", "--agents-tls-cert", Some(CertificateFiles::Server(files.clone())))?
+        }
+        Some(AgentsTls::Secret(options)) => {
+            let (options, tls) = (options.clone(), Tls::awaiting()?);
+            kept = Some(KeptCertificate { options, tls: tls.clone(), addresses: vec!["agents"] });
+            Some(tls)
+        }
+    };
+    let operators_tls = match &options.admin.tls {
+        None => None,
+        Some(AdminTls::Files(files)) => {
+            tls("operators", "--admin-tls-cert", Some(CertificateFiles::Server(files.clone())))?
+        }
+        Some(AdminTls::Agents) => {
+            kept.iter_mut().for_each(|kept| kept.addresses.push("operators"));
+            agents_tls.clone()
+        }
+    };
+    let endpoints = Endpoints {
+        scheduler: Endpoint { listener: scheduler, tls: scheduler_tls },
+        agents: Endpoint { listener: agents, tls: agents_tls },
+        operators: Endpoint { listener: operators, tls: operators_tls },
+    };
+    Ok((endpoints, renewals, kept))
+}
+
+/// Raises the limit of descriptors, and reduces the connection limits to fit.
+fn fit_descriptors(limits: &mut RequestLimits) {
+    let Some(descriptors) = raise_descriptors() else { return };
+    let fitted = limits.connections.fit(descriptors);
+    if fitted != limits.connections {
+        warn!(
+            "this process may open {descriptors} files: at most {} connections on --listen, {} on --agents and {} on --admin. \
+             Raise its limit on open files (ulimit -n) to have more",
+            fitted.scheduler, fitted.agents, fitted.operators
+        );
+    }
+    limits.connections = fitted;
+}
+
+fn say(who: &str, endpoint: &Endpoint) -> Result<()> {
+    let scheme = if endpoint.tls.is_some() { "https" } else { "http" };
+    info!("{who}: {scheme}://{}", endpoint.listener.local_addr()?);
+    Ok(())
+}
+
+async fn connect(
+    options: &ServeOptions,
+    service: &Arc<Service>,
+    kept: Option<KeptCertificate>,
+    beside: &BesideVerbs,
+    shutdown: &CancellationToken,
+) -> Result<Connected> {
+    match &options.source {
+        ClusterSource::Dump(path) => load(path, service, beside, shutdown),
+        ClusterSource::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
+            let client = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
+            // Connections of their own: however many tokens are reviewed, a Binding does not wait behind them.
+            let reviews = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
+            let agent_auth = match options.agents.account.clone() {
+                None => AgentAuth::Anyone,
+                Some(account) => {
+                    let authority: Arc<dyn AgentAuthority> =
+                        Arc::new(TokenReviews::new(reviews.clone(), account));
+                    AgentAuth::Token(TokenGuard::new(authority, service.clone()))
+                }
+            };
+            let page_auth = match options.admin.asks_for_tokens {
+                true => PageAuth::by(Arc::new(AccessReviews::new(reviews)), service.clone()),
+                false => PageAuth::Anyone,
+            };
+            let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
+            options.cdi_kind.clone_from(cdi_kind);
+            options.times = *times;
+            let (control_plane, mut tasks) = {
+                let _inside = beside.threads().enter();
+                kubernetes::start(client.clone(), service.clone(), options, shutdown.clone())
+            };
+            if let Some(kept) = kept {
+                // Until then there is none, whoever asks first.
+                service.certificate.send_replace(Some("the Secret was not read yet".into()));
+                let keeping = kept.run(client, service.clone());
+                let keeping = shutdown.clone().run_until_cancelled_owned(keeping).map(drop);
+                tasks.spawn_on(keeping, beside.threads());
+            }
+            Ok(Connected { control_plane, tasks, agent_auth, page_auth })
+        }
+    }
+}
+
+fn load(
+    path: &Path,
+    service: &Arc<Service>,
+    beside: &BesideVerbs,
+    shutdown: &CancellationToken,
+) -> Result<Connected> {
+    let dump = Dump::read(path)?;
+    let mut index = ClusterIndex::default();
+    let control_plane = DumpControlPlane::load(&dump, service, &mut index)?;
+    let left_out = left_out_text(control_plane.left_out());
+    let control_plane = ObservedControlPlane::new(Arc::new(control_plane), service.clone());
+    drop(dump);
+    let totals = service.cluster().totals();
+    info!(
+        "{}: {}, {}, {} bound, {} waiting",
+        path.display(),
+        plural(totals.nodes, "node"),
+        plural(totals.gpus, "GPU"),
+        plural(totals.bound + totals.unplaced, "pod"),
+        totals.waiting
+    );
+    if let Some(left_out) = left_out {
+        warn!("{left_out}");
+    }
+    if totals.gpus == 0 {
+        warn!(
+            "no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports"
+        );
+    }
+    let (mut tasks, threads) = (JoinSet::new(), beside.threads());
+    let upkeep = tick::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
+    tasks.spawn_on(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop), threads);
+    let audit = conflict_audit::run(service.clone(), control_plane.clone());
+    tasks.spawn_on(shutdown.clone().run_until_cancelled_owned(audit).map(drop), threads);
+    Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone, page_auth: PageAuth::Anyone })
+}
+
+fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
+    match listening::listen(address) {
+        Ok(listener) => Ok(listener),
+        Err(error) => bail!("{flag} {address}: {error}"),
+    }
+}
+
+/// The first signal begins an orderly shutdown; a second one ends the process at once. On a thread and a runtime of its own, so
+/// that a signal is handled however busy the others are.
+fn stop_on_signal(stop: CancellationToken) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no threads")?;
+    let inside = runtime.enter();
+    // From here on no signal ends the process by default.
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    drop(inside);
+    let listen = async move {
+        let mut received = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        received().await;
+        info!("stopping: finishing what is under way; signal again to stop at once");
+        stop.cancel();
+        received().await;
+        std::process::exit(130);
+    };
+    let thread = std::thread::Builder::new().name("signals".into());
+    thread.spawn(move || runtime.block_on(listen)).context("no threads")?;
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! The guard of the cluster's lock, through which every change goes, so that it can be recorded. A panic under the lock discards
+//! the cluster's state.
+//!
+//! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
+//! leadership closes, and everything is relisted into an empty state; if Bindings are under way, leadership opens only once they
+//! have landed. This module does not know what else the state contains.
+
+use super::{Service, Tenure};
+use parking_lot::MutexGuard;
+use std::ops::{Deref, DerefMut};
+use stowage_recording::answer::Asked;
+use stowage_recording::entry::Gap;
+#[cfg(test)]
+use stowage_scheduling::ledger::PODS_LOOKED_AT;
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::tick::ClockAdvanced;
+use stowage_scheduling::verbs::{Change, Cluster, Input};
+use tracing::{error, info};
+
+/// The locked cluster. Take it for one call or a few; never across an await.
+pub struct ClusterGuard<'a> {
+    cluster: MutexGuard<'a, Cluster>,
+    service: &'a Service,
+    /// Whether the thread was already unwinding when it took the lock; then the panic did not interrupt a change under this
+    /// lock.
+    was_panicking: bool,
+    #[cfg(test)]
+    looked_at_before: usize,
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Guards that this thread holds.
+    static HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many pods this thread has looked at under the lock.
+    pub static PODS_LOOKED_AT_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// In a debug build: panics if this thread holds the lock. Call it where something begins that takes time. A guard that is a
+/// temporary lives until the end of its statement, which is easily overlooked.
+pub fn assert_not_held() {
+    #[cfg(debug_assertions)]
+    assert_eq!(HELD.get(), 0, "the ledger is locked while something is done that takes time");
+}
+
+impl<'a> ClusterGuard<'a> {
+    pub(super) fn new(service: &'a Service, cluster: MutexGuard<'a, Cluster>) -> Self {
+        #[cfg(debug_assertions)]
+        HELD.set(HELD.get() + 1);
+        Self {
+            cluster,
+            service,
+            was_panicking: std::thread::panicking(),
+            #[cfg(test)]
+            looked_at_before: PODS_LOOKED_AT.get(),
+        }
+    }
+
+    /// The only way in which the cluster of a service changes: the recorder sees it.
+    pub fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
+        if let Some(tap) = self.service.recording.get() {
+            tap.input(|| change.clone().into());
+        }
+        self.cluster.apply(change)
+    }
+
+    /// The same for a change of which less is recorded than is there, because the rest follows from it.
+    pub(super) fn apply_as<C: Change>(&mut self, change: C, recorded: impl FnOnce(&C) -> Input) -> C::Output {
+        if let Some(tap) = self.service.recording.get() {
+            tap.input(|| recorded(&change));
+        }
+        self.cluster.apply(change)
+    }
+
+    /// Call it between two of many changes: a request that waits for the lock gets it now. Otherwise this thread, which is awake,
+    /// would take it again before that.
+    pub fn give_way(&mut self) {
+        MutexGuard::bump(&mut self.cluster);
+    }
+
+    /// Sets the time.
+    pub(super) fn advance(&mut self, now: Moment) {
+        if let Some(tap) = self.service.recording.get() {
+            tap.clock(now);
+        }
+        self.cluster.apply(ClockAdvanced(now));
+    }
+
+    /// The change that was applied last, for the record of its answer; `None` if it is not recorded.
+    pub fn asked(&self) -> Option<Asked> {
+        let number = self.service.recording.get()?.latest()?;
+        Some(Asked { number, generation: self.cluster.generation() })
+    }
+
+    /// Brings the state as it is to the recorder, which goes on from here.
+    pub(super) fn checkpoint(&self) {
+        if let Some(tap) = self.service.recording.get() {
+            tap.checkpoint(self.cluster.copy());
+        }
+    }
+}
+
+impl Deref for ClusterGuard<'_> {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+/// For reads that bring the snapshot up to date. A change that goes around [`ClusterGuard::apply`] is missing in a recording, and
+/// shows when it is replayed: the next checkpoint is another.
+impl DerefMut for ClusterGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+}
+
+impl Drop for ClusterGuard<'_> {
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        HELD.set(HELD.get() - 1);
+        #[cfg(test)]
+        PODS_LOOKED_AT_UNDER_LOCK
+            .set(PODS_LOOKED_AT_UNDER_LOCK.get() + PODS_LOOKED_AT.get() - self.looked_at_before);
+        if !std::thread::panicking() || self.was_panicking {
+            return;
+        }
+        // Leadership closes first, so that no reader mistakes the empty state for the cluster.
+        match self.cluster.unsettled_bindings() {
+            0 => self.service.leadership.list_anew(),
+            _ => self.service.leadership.succeed_itself(),
+        }
+        *self.cluster = self.cluster.emptied();
+        if let Some(tap) = self.service.recording.get() {
+            tap.interrupt(Gap::Discarded);
+        }
+        self.advance(self.service.now());
+        self.service.metrics.ledgers_discarded.inc();
+        error!("a panic while the ledger was locked: the ledger is discarded, and the cluster is relisted");
+        if let Tenure::Succeeding { from } = self.service.leadership.tenure() {
+            let seconds = from.since(self.service.now()).0.div_ceil(1000);
+            info!(seconds, "this replica waits until no earlier write can take effect");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use stowage_kubernetes_objects::port::WriteTimes;
+    use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+    use stowage_scheduling::policy::Policy;
+    use stowage_scheduling::testkit::{demand_of, h100, key, node, uid};
+    use stowage_scheduling::units::Millis;
+    use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
+    use stowage_scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
+    use stowage_scheduling::vocabulary::demand::Sharing;
+    use stowage_scheduling::vocabulary::node::NodeKind;
+
+    fn synced() -> std::sync::Arc<Service> {
+        let service = Service::with_stopped_clock(Policy::default());
+        service.lead_from_the_start();
+        service
+    }
+
+    fn add_node(cluster: &mut ClusterGuard<'_>) {
+        cluster.apply(NodeObserved::new(node("a"), NodeKind::Stowage));
+    }
+
+    #[test]
+    fn read_a_panic_under_the_ledgers_lock_shuts_the_gate_and_discards_the_ledger() {
+        let service = synced();
+        let terms = service.leadership.terms();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let mut cluster = service.cluster();
+            add_node(&mut cluster);
+            panic!("in the middle of a change");
+        }));
+        assert!(result.is_err());
+        assert!(!service.leadership.is_synced(), "nobody is answered from half a change");
+        assert!(terms.has_changed(), "everything is relisted");
+        assert_eq!(service.cluster().totals().nodes, 0);
+        assert_eq!(service.cluster().now(), service.now());
+        assert_eq!(service.metrics.ledgers_discarded.get(), 1);
+    }
+
+    /// The pod is placed, and its Binding is about to be written.
+    fn begin_binding(cluster: &mut ClusterGuard<'_>) {
+        add_node(cluster);
+        cluster
+            .apply(DevicesReported { node: node("a"), devices: [h100("a", 0)].into(), are_all: true })
+            .unwrap();
+        cluster.apply(PodObserved(PodObservation {
+            uid: uid("x"),
+            key: key("x"),
+            demand: demand_of(40 << 30, 1, Sharing::Shared, 0),
+            state: ObservedPhase::Waiting(ObservedWaiting::default()),
+            observed: None,
+        }));
+        let bound = cluster.apply(BindAsked { uid: uid("x"), key: key("x"), node: node("a") });
+        assert!(matches!(bound, Ok(BindAnswer::Write(_))), "{bound:?}");
+    }
+
+    #[test]
+    fn read_after_a_panic_a_replica_acts_only_once_no_binding_of_the_discarded_ledger_can_land_any_more() {
+        let after_a_panic = |before: fn(&mut ClusterGuard<'_>)| {
+            let service = synced();
+            before(&mut service.cluster());
+            let generation = service.cluster().generation();
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let _cluster = service.cluster();
+                panic!("in the middle of a change");
+            }));
+            assert!(result.is_err());
+            let is_new = service.cluster().generation() > generation;
+            assert!(is_new, "what was kept of another state is not taken for this one");
+            // It holds the Lease all the time, and has listed everything again.
+            service.lead_from_the_start();
+            service
+        };
+        assert!(after_a_panic(add_node).leadership.is_open(), "nothing was under way");
+        let service = after_a_panic(begin_binding);
+        assert!(!service.leadership.is_open(), "the pod may be bound on a GPU that the lists show free");
+        let from = service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
+        assert_eq!(service.leadership.tenure(), Tenure::Succeeding { from });
+    }
+
+    #[test]
+    fn read_a_ledger_that_is_locked_while_its_thread_unwinds_from_something_else_is_kept() {
+        struct LooksAtTheEnd<'a>(&'a Service);
+        impl Drop for LooksAtTheEnd<'_> {
+            fn drop(&mut self) {
+                add_node(&mut self.0.cluster());
+            }
+        }
+        let service = synced();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let _looks = LooksAtTheEnd(&service);
+            panic!("elsewhere");
+        }));
+        assert!(result.is_err());
+        assert!(service.leadership.is_synced());
+        assert_eq!(service.cluster().totals().nodes, 1);
+    }
+}

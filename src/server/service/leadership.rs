@@ -1,0 +1,379 @@
+//! Leadership: whether this replica may act. It must hold the Lease, whose end is checked at every write, must have listed the
+//! cluster since it took the Lease, and must have seen every write of earlier leaders.
+//!
+//! This module decides nothing and writes nothing: `kubernetes::leader` reports the Lease, and the watches report what they
+//! have listed.
+
+use super::Clock;
+use super::change_count::{ChangeCount, SeenCount};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_scheduling::ids::LeaderEpoch;
+use stowage_scheduling::units::{Millis, Moment};
+
+/// Whether this replica leads.
+///
+/// ```text
+///  Standby ──► Succeeding ──────────────────────► Leading ──► Standby
+///   the Lease   until the latest landing of what  │ until the Lease's safe end,
+///   is taken    an earlier leader may have sent;  │ compared at every write;
+///               the cluster is listed             │ acts once the pods' watch has caught up
+///                     ▲                           │
+///                     └───────────────────────────┘
+///                      its ledger is discarded: it succeeds itself
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tenure {
+    /// Another replica may act.
+    Standby,
+    /// This replica holds the Lease. Writes of the previous holder, or of a ledger that was discarded, may still land until then.
+    Succeeding { from: Moment },
+    /// No other replica acts, and no other replica's write can land any more. This replica may begin writes before `until`.
+    Leading { epoch: LeaderEpoch, until: Moment },
+}
+
+impl Tenure {
+    /// For a replica without a Lease, which cannot lose it.
+    pub fn without_end() -> Self {
+        Self::Leading { epoch: LeaderEpoch::new("no-lease", 0, "no-nonce"), until: Moment(u64::MAX) }
+    }
+
+    pub fn epoch(&self) -> Option<&LeaderEpoch> {
+        match self {
+            Self::Leading { epoch, .. } => Some(epoch),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Leadership {
+    clock: Clock,
+    tenure: Mutex<Tenure>,
+    /// How long after it began a write can land at the latest.
+    latest_landing: OnceLock<Duration>,
+    /// The moment until which writes of a discarded ledger may land.
+    succeeds_itself_from: AtomicU64,
+    /// The Lease's holder as it was last read: `NAME_SUFFIX`, where the shipped manifests make the name a pod's.
+    holder: Mutex<Option<Arc<str>>>,
+    /// How often the cluster had to be relisted. Lists of an earlier term do not count.
+    term: ChangeCount,
+    /// One more than the term whose lists the ledger contains; zero before the first list.
+    synced: AtomicU64,
+    /// How often this replica began to lead. What earlier leaders wrote has landed by then, and counts once it is in the ledger.
+    takeovers: ChangeCount,
+    /// The takeover up to which the ledger contains what happened to pods.
+    caught_up: AtomicU64,
+    stopping: AtomicBool,
+}
+
+impl Leadership {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            tenure: Mutex::new(Tenure::Standby),
+            latest_landing: OnceLock::new(),
+            succeeds_itself_from: AtomicU64::default(),
+            holder: Mutex::default(),
+            term: ChangeCount::default(),
+            synced: AtomicU64::default(),
+            takeovers: ChangeCount::default(),
+            caught_up: AtomicU64::default(),
+            stopping: AtomicBool::default(),
+        }
+    }
+
+    /// Records that all lists in the ledger began in this term or a later one, and that the ledger contains what had happened to
+    /// pods by this takeover.
+    pub(super) fn set_synced_in(&self, term: u64, takeover: u64) {
+        self.caught_up.fetch_max(takeover, Ordering::AcqRel);
+        self.synced.fetch_max(term + 1, Ordering::AcqRel);
+    }
+
+    /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A watch whose
+    /// connection died silently may not have shown what another leader did.
+    pub fn list_anew(&self) {
+        self.term.grow();
+    }
+
+    /// Sets how long after it began a write can land at the latest. Has no effect a second time.
+    pub fn set_latest_landing(&self, times: WriteTimes) {
+        let _ = self.latest_landing.set(times.latest_landing());
+    }
+
+    /// The ledger is discarded, and with it the record of the Bindings that were sent and not answered. This replica acts again
+    /// when none of them can take effect any more, as the successor of another leader does, and relists the cluster meanwhile.
+    pub(super) fn succeed_itself(&self) {
+        let mut held = self.tenure.lock();
+        let landing = *self.latest_landing.get_or_init(|| WriteTimes::default().latest_landing());
+        let from = self.clock.now() + Millis(landing.as_millis() as u64);
+        self.succeeds_itself_from.store(from.0, Ordering::Release);
+        *held = self.not_too_early(held.clone());
+        self.list_anew();
+    }
+
+    fn not_too_early(&self, tenure: Tenure) -> Tenure {
+        let from = Moment(self.succeeds_itself_from.load(Ordering::Acquire));
+        match tenure {
+            Tenure::Leading { .. } if self.clock.now() < from => Tenure::Succeeding { from },
+            tenure => tenure,
+        }
+    }
+
+    /// Whether it waits until nothing that was written before can land any more.
+    pub fn is_succeeding(&self) -> bool {
+        matches!(*self.tenure.lock(), Tenure::Succeeding { .. })
+    }
+
+    /// Sets the tenure. A replica that takes the Lease relists while it waits for the last landing of earlier writes; one that
+    /// leads without such a wait relists then. One that begins to lead, or leads in another epoch, has to be shown all that was
+    /// written by then. Returns whether this replica leads.
+    pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
+        let mut held = self.tenure.lock();
+        let tenure = self.not_too_early(tenure);
+        let begins = tenure.epoch().is_some() && tenure.epoch() != self.leading(&held);
+        let succeeds = matches!(tenure, Tenure::Succeeding { .. });
+        let was_succeeding = matches!(*held, Tenure::Succeeding { .. });
+        *held = tenure;
+        if begins {
+            self.takeovers.grow();
+        }
+        if (begins || succeeds) && !was_succeeding {
+            self.list_anew();
+        }
+        self.leading(&held).is_some()
+    }
+
+    /// Records the Lease's holder; `None` if it has none, or there is no Lease.
+    pub fn set_holder(&self, holder: Option<&str>) {
+        let mut known = self.holder.lock();
+        if known.as_deref() != holder {
+            *known = holder.map(Arc::from);
+        }
+    }
+
+    /// The host name of the replica that holds the Lease, as it was last read: a pod's name, if that is one.
+    pub fn leader(&self) -> Option<Arc<str>> {
+        let holder = self.holder.lock().clone()?;
+        Some(holder.rsplit_once('_').map_or(holder.clone(), |(hostname, _)| hostname.into()))
+    }
+
+    /// The epoch as which this replica acts; `None` while it does not lead.
+    pub fn epoch(&self) -> Option<LeaderEpoch> {
+        self.leading(&self.tenure.lock()).cloned()
+    }
+
+    fn leading<'a>(&self, tenure: &'a Tenure) -> Option<&'a LeaderEpoch> {
+        match tenure {
+            Tenure::Leading { epoch, until } if self.clock.now() < *until => Some(epoch),
+            _ => None,
+        }
+    }
+
+    /// The latest state of the Lease. The Lease may have ended since: see [`Self::is_leading`].
+    pub fn tenure(&self) -> Tenure {
+        self.tenure.lock().clone()
+    }
+
+    pub fn term(&self) -> u64 {
+        self.term.get()
+    }
+
+    /// The term. The watches relist whenever it changes.
+    pub fn terms(&self) -> SeenCount {
+        self.term.seen()
+    }
+
+    /// How often this replica began to lead.
+    pub fn takeover(&self) -> u64 {
+        self.takeovers.get()
+    }
+
+    pub fn takeovers(&self) -> SeenCount {
+        self.takeovers.seen()
+    }
+
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    pub fn is_synced(&self) -> bool {
+        self.synced.load(Ordering::Acquire) > self.term()
+            && self.caught_up.load(Ordering::Acquire) >= self.takeover()
+    }
+
+    pub fn is_leading(&self) -> bool {
+        self.leading(&self.tenure.lock()).is_some()
+    }
+
+    /// Whether requests are answered and writes are made.
+    pub fn is_open(&self) -> bool {
+        self.acting_epoch().is_ok()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Why this replica does not act, as text for operators.
+    pub fn reason_not_leading(&self) -> Option<&'static str> {
+        self.acting_epoch().err()
+    }
+
+    /// Why the ledger is not complete: until then no page describes the cluster.
+    pub fn reason_not_synced(&self) -> Option<&'static str> {
+        self.reason_not_leading().filter(|_| !self.is_synced())
+    }
+
+    /// The epoch as which this replica acts now, or why it does not act.
+    pub fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
+        // Locked before the lists are looked at: with its leadership a takeover begins that nothing has shown yet.
+        let tenure = self.tenure.lock();
+        if matches!(*tenure, Tenure::Succeeding { .. }) {
+            return Err("this replica is about to lead: it waits until no earlier write can take effect");
+        }
+        match (self.is_synced(), self.leading(&tenure)) {
+            (true, Some(epoch)) => Ok(epoch.clone()),
+            (false, _) => Err("the watches have not synced yet"),
+            (true, None) => Err("this replica does not lead: its kube-scheduler does not hold the Lease"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::units::Millis;
+
+    fn leadership() -> Leadership {
+        let clock = Clock::start(super::super::TimeSource::SYSTEM);
+        Leadership::new(Clock { stopped_at: Some(clock.now()), ..clock })
+    }
+
+    fn leading(leadership: &Leadership, nonce: &str, lasts: u64) -> Tenure {
+        let until = leadership.clock.now() + Millis::seconds(lasts);
+        Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, nonce), until }
+    }
+
+    #[test]
+    fn b3_what_was_seen_before_leadership_never_opens_the_gate() {
+        let leadership = leadership();
+        let terms = leadership.terms();
+        // The first lists are still in progress when this replica becomes leader.
+        leadership.set_tenure(leading(&leadership, "a", 10));
+        assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
+        assert!(terms.has_changed());
+        leadership.set_synced_in(0, 0);
+        assert!(!leadership.is_open(), "a list that began before may show the cluster as it was then");
+        leadership.set_synced_in(1, 0);
+        assert!(!leadership.is_open(), "pods as they were before");
+        leadership.set_synced_in(1, 1);
+        assert!(leadership.is_open());
+        leadership.set_tenure(leading(&leadership, "a", 12));
+        assert_eq!((leadership.term(), leadership.is_open()), (1, true), "a renewal lists nothing");
+        leadership.set_tenure(Tenure::Standby);
+        leadership.set_tenure(leading(&leadership, "a", 12));
+        assert_eq!((leadership.term(), leadership.is_open()), (2, false));
+        leadership.set_synced_in(2, 2);
+        leadership.set_tenure(leading(&leadership, "b", 12));
+        assert_eq!(
+            (leadership.term(), leadership.is_open()),
+            (3, false),
+            "another epoch, although it led all the time"
+        );
+    }
+
+    #[test]
+    fn a_successor_lists_once_and_has_to_be_shown_pods_as_they_are_when_it_leads() {
+        let leadership = leadership();
+        let from = leadership.clock.now() + Millis::seconds(11);
+        for _ in 0..3 {
+            leadership.set_tenure(Tenure::Succeeding { from });
+            assert_eq!((leadership.term(), leadership.takeover()), (1, 0));
+        }
+        leadership.set_synced_in(1, 0);
+        assert!(leadership.is_synced() && !leadership.is_open());
+        for _ in 0..3 {
+            leadership.set_tenure(leading(&leadership, "a", 20));
+            assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
+            assert!(!leadership.is_synced() && !leadership.is_open());
+        }
+        leadership.set_synced_in(1, 1);
+        assert!(leadership.is_open());
+        leadership.set_tenure(Tenure::Standby);
+        leadership.set_tenure(Tenure::Succeeding { from });
+        assert_eq!(leadership.term(), 2, "it took the Lease again");
+    }
+
+    #[test]
+    fn a_replica_that_succeeds_itself_lists_once_and_has_to_be_shown_what_it_wrote() {
+        let leadership = leadership();
+        leadership.set_tenure(leading(&leadership, "a", 100));
+        leadership.set_synced_in(1, 1);
+        leadership.succeed_itself();
+        leadership.set_tenure(leading(&leadership, "a", 100));
+        assert!(leadership.is_succeeding(), "it holds the Lease all the time");
+        leadership.set_synced_in(leadership.term(), leadership.takeover());
+        assert_eq!((leadership.term(), leadership.is_open()), (2, false));
+        let landed = leadership.clock.now() + Millis::seconds(16);
+        let leadership =
+            Leadership { clock: Clock { stopped_at: Some(landed), ..leadership.clock }, ..leadership };
+        leadership.set_tenure(leading(&leadership, "a", 100));
+        assert_eq!((leadership.term(), leadership.takeover()), (2, 2));
+        assert!(!leadership.is_open());
+        leadership.set_synced_in(2, 2);
+        assert!(leadership.is_open());
+    }
+
+    #[test]
+    fn no_reader_sees_the_lists_of_one_term_and_the_leadership_of_the_next() {
+        let leadership = leadership();
+        let (is_over, seen) = (AtomicBool::default(), AtomicU64::default());
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Acquire) {
+                        let is_open = leadership.is_open() || leadership.reason_not_leading().is_none();
+                        seen.fetch_add(u64::from(is_open), Ordering::AcqRel);
+                    }
+                });
+            }
+            for nonce in 0..20_000 {
+                leadership.set_tenure(Tenure::Standby);
+                leadership.set_synced_in(leadership.term(), leadership.takeover());
+                // Its term begins with it, and nothing is listed in that.
+                leadership.set_tenure(leading(&leadership, &nonce.to_string(), 10));
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        assert_eq!(seen.into_inner(), 0);
+    }
+
+    #[test]
+    fn leadership_ends_with_the_lease_and_not_with_the_next_read_of_it() {
+        let leadership = leadership();
+        leadership.set_tenure(leading(&leadership, "a", 10));
+        leadership.set_synced_in(leadership.term(), leadership.takeover());
+        assert!(leadership.is_open() && leadership.epoch().is_some());
+        let later =
+            Clock { stopped_at: Some(leadership.clock.now() + Millis::seconds(10)), ..leadership.clock };
+        let leadership = Leadership { clock: later, ..leadership };
+        assert!(!leadership.is_open() && leadership.epoch().is_none());
+        assert!(leadership.reason_not_leading().unwrap().contains("does not lead"));
+    }
+
+    #[test]
+    fn a_successor_that_waits_says_so_whether_or_not_it_has_synced() {
+        let leadership = leadership();
+        let from = leadership.clock.now() + Millis::seconds(3);
+        for synced in [false, true] {
+            leadership.set_tenure(Tenure::Succeeding { from });
+            assert!(!leadership.is_open() && leadership.epoch().is_none());
+            assert!(leadership.reason_not_leading().unwrap().contains("can take effect"), "synced: {synced}");
+            leadership.set_synced_in(leadership.term(), leadership.takeover());
+        }
+    }
+}

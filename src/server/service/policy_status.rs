@@ -1,0 +1,57 @@
+//! Status of the policy for operators: its source, since when it is current, and which later change was rejected. No decision
+//! reads it, and it reads no files.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+use stowage_scheduling::units::Moment;
+
+/// Source of the built-in policy, if no path was given.
+const BUILT_IN: &str = "built in";
+
+#[derive(Debug)]
+pub struct SharedPolicyStatus {
+    state: Mutex<PolicyStatus>,
+}
+
+/// The status at one moment.
+#[derive(Debug, Clone)]
+pub struct PolicyStatus {
+    /// The path of the policy's files.
+    pub source: Arc<str>,
+    pub in_force_since: Moment,
+    pub refused: Option<RefusedPolicy>,
+}
+
+/// A change of the policy's files that was rejected.
+#[derive(Debug, Clone)]
+pub struct RefusedPolicy {
+    pub since: Moment,
+    /// The first problem and its place, on one line.
+    pub headline: Arc<str>,
+    /// All problems, on several lines.
+    pub problems: Arc<str>,
+}
+
+impl SharedPolicyStatus {
+    pub fn new(now: Moment) -> Self {
+        let standing = PolicyStatus { source: BUILT_IN.into(), in_force_since: now, refused: None };
+        Self { state: Mutex::new(standing) }
+    }
+
+    pub fn get(&self) -> PolicyStatus {
+        self.state.lock().clone()
+    }
+
+    pub fn set_source(&self, source: &str) {
+        self.state.lock().source = source.into();
+    }
+
+    pub fn set_in_force(&self, now: Moment) {
+        self.state.lock().in_force_since = now;
+    }
+
+    /// What is wrong with the files now; `None` if nothing is.
+    pub fn set_refused(&self, refused: Option<RefusedPolicy>) {
+        self.state.lock().refused = refused;
+    }
+}

@@ -1,0 +1,299 @@
+//! The tap of the flight recorder: what comes through the entry point goes into a bounded queue, in its order.
+//!
+//! It stands in [`ClusterGuard`](super::ClusterGuard), the one place where this process changes its cluster, and works under the
+//! cluster's lock. There an input costs a copy and a place in the queue; nothing is serialized, compressed or written. If the
+//! queue is full nothing waits: the input is counted as dropped, and nothing is recorded until the recorder has taken a
+//! checkpoint, from which replay can go on. A checkpoint costs a copy of the cluster that shares what neither side changes.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use stowage_recording::answer::{Asked, Decision};
+use stowage_recording::entry::{Gap, Numbered};
+use stowage_scheduling::units::Moment;
+use stowage_scheduling::verbs::{ClusterCopy, Input};
+use stowage_telemetry::RecordingMetrics;
+
+/// Inputs and answers that wait to be written; more are dropped.
+const WAITING: usize = 16_384;
+
+/// Bytes of inputs, and of answers, that wait to be written, roughly; more are dropped. In a large cluster an answer says something
+/// of thousands of nodes until it is written, and a call of `preempt` names pods on as many.
+const WAITING_BYTES: usize = 64 << 20;
+
+/// What goes to the recorder.
+#[derive(Debug)]
+pub enum Tapped {
+    Clock(Moment),
+    Input(Numbered, WaitingBytes),
+    Answer(Asked, Box<Decision>, WaitingBytes),
+    Checkpoint { next: u64, after: Gap, copy: Box<ClusterCopy> },
+}
+
+/// The memory of an input or an answer that waits. It counts until this is dropped.
+#[derive(Debug)]
+pub struct WaitingBytes {
+    of_all: Arc<AtomicUsize>,
+    of_this: usize,
+}
+
+#[derive(Debug)]
+pub struct RecordingTap {
+    queue: SyncSender<Tapped>,
+    /// Bytes of inputs in the queue.
+    waiting_inputs: Arc<AtomicUsize>,
+    /// Bytes of answers in the queue.
+    waiting_answers: Arc<AtomicUsize>,
+    state: Mutex<TapState>,
+    metrics: RecordingMetrics,
+}
+
+#[derive(Debug)]
+struct TapState {
+    /// The number of the next input.
+    next: u64,
+    /// What is missing since the last recorded entry; `None` while everything is recorded.
+    gap: Option<Gap>,
+    /// The present, and the one that was recorded last: most of the times at which the lock is taken change nothing.
+    now: Moment,
+    recorded_now: Moment,
+}
+
+impl RecordingTap {
+    /// A tap that records from its first checkpoint on, and what comes out of it.
+    pub fn new(metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
+        Self::holding(WAITING, metrics)
+    }
+
+    fn holding(waiting: usize, metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
+        let (queue, out) = sync_channel(waiting);
+        let (now, recorded_now) = (Moment::default(), Moment::default());
+        let state = TapState { next: 0, gap: Some(Gap::Start), now, recorded_now };
+        let (waiting_inputs, waiting_answers) = Default::default();
+        (Self { queue, waiting_inputs, waiting_answers, state: Mutex::new(state), metrics }, out)
+    }
+
+    /// The present. It is recorded with the next input.
+    pub fn clock(&self, now: Moment) {
+        self.state.lock().now = now;
+    }
+
+    /// An input is about to be applied.
+    pub fn input(&self, input: impl FnOnce() -> Input) {
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        if state.gap.is_some() {
+            return self.drop_one(&mut state);
+        }
+        let input = input();
+        if self.send_clock(&mut state)
+            && let Some(bytes) = WaitingBytes::add(&self.waiting_inputs, input.bytes())
+            && self.queue.try_send(Tapped::Input(Numbered { number, input }, bytes)).is_ok()
+        {
+            self.metrics.inputs.inc();
+        } else {
+            self.drop_one(&mut state);
+        }
+    }
+
+    /// The number of the latest input, if it was recorded.
+    pub fn latest(&self) -> Option<u64> {
+        let state = self.state.lock();
+        if state.gap.is_none() { state.next.checked_sub(1) } else { None }
+    }
+
+    /// A verb has answered. An answer that finds no place in the queue is missing; replay goes on without it.
+    pub fn answer(&self, asked: Asked, decision: Decision) {
+        let is_sent = WaitingBytes::add(&self.waiting_answers, decision.bytes()).is_some_and(|bytes| {
+            self.queue.try_send(Tapped::Answer(asked, Box::new(decision), bytes)).is_ok()
+        });
+        if !is_sent {
+            self.metrics.dropped_answers.inc();
+        }
+    }
+
+    /// The cluster as it is between two inputs. Recording goes on from here, if the queue takes it.
+    pub fn checkpoint(&self, copy: ClusterCopy) {
+        let mut state = self.state.lock();
+        if state.gap.is_none() && !self.send_clock(&mut state) {
+            state.gap = Some(Gap::Dropped(0));
+        }
+        let (next, after) = (state.next, state.gap.unwrap_or(Gap::None));
+        if self.queue.try_send(Tapped::Checkpoint { next, after, copy: Box::new(copy) }).is_ok() {
+            (state.gap, state.recorded_now) = (None, state.now);
+        } else if state.gap.is_none() {
+            state.gap = Some(Gap::Dropped(0));
+        }
+    }
+
+    /// What was recorded cannot be gone on with: the state was discarded, or what was recorded could not be written.
+    pub fn interrupt(&self, why: Gap) {
+        let mut state = self.state.lock();
+        if !matches!(state.gap, Some(Gap::Dropped(_))) || why == Gap::Discarded {
+            state.gap = Some(why);
+        }
+    }
+
+    /// Whether what comes in is recorded.
+    pub fn is_recording(&self) -> bool {
+        self.state.lock().gap.is_none()
+    }
+
+    /// Records the present if it has changed. Answers whether it is recorded.
+    fn send_clock(&self, state: &mut TapState) -> bool {
+        if state.now == state.recorded_now {
+            return true;
+        }
+        let is_sent = self.queue.try_send(Tapped::Clock(state.now)).is_ok();
+        if is_sent {
+            state.recorded_now = state.now;
+        }
+        is_sent
+    }
+
+    fn drop_one(&self, state: &mut TapState) {
+        state.gap = Some(match state.gap {
+            None => Gap::Dropped(1),
+            Some(Gap::Dropped(dropped)) => Gap::Dropped(dropped + 1),
+            // Nothing is missing of what was recorded.
+            Some(Gap::Start) => return,
+            Some(other) => other,
+        });
+        self.metrics.dropped_inputs.inc();
+    }
+}
+
+impl WaitingBytes {
+    /// `None` if they would be too many. Alone there may be any number of them.
+    fn add(of_all: &Arc<AtomicUsize>, of_this: usize) -> Option<Self> {
+        // Dropped at once if there is no room for it.
+        let added = Self { of_all: of_all.clone(), of_this };
+        let before = of_all.fetch_add(of_this, Ordering::Relaxed);
+        (before == 0 || before + of_this <= WAITING_BYTES).then_some(added)
+    }
+}
+
+impl Drop for WaitingBytes {
+    fn drop(&mut self) {
+        self.of_all.fetch_sub(self.of_this, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stowage_scheduling::ids::PodKey;
+    use stowage_scheduling::kube_filters::Requirements;
+    use stowage_scheduling::ledger::ObservedWaiting;
+    use stowage_scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
+    use stowage_scheduling::policy::Policy;
+    use stowage_scheduling::testkit::{demand_of, uid};
+    use stowage_scheduling::verbs::Cluster;
+    use stowage_scheduling::verbs::preempt::{OfferedNode, PreemptAsked};
+    use stowage_scheduling::verbs::request::VerbRequest;
+    use stowage_scheduling::verbs::tick::LeadershipEnded;
+    use stowage_scheduling::vocabulary::demand::Sharing;
+
+    fn copy() -> ClusterCopy {
+        Cluster::new(Arc::new(Policy::default())).copy()
+    }
+
+    fn input(tap: &RecordingTap) {
+        tap.input(|| LeadershipEnded.into());
+    }
+
+    /// What comes out, shortened: inputs by their numbers.
+    fn out(queue: &Receiver<Tapped>) -> Vec<String> {
+        let shown = |tapped| match tapped {
+            Tapped::Clock(now) => format!("clock {}", now.0),
+            Tapped::Input(numbered, _) => format!("{}", numbered.number),
+            Tapped::Answer(asked, ..) => format!("answer of {}", asked.number),
+            Tapped::Checkpoint { next, after, .. } => format!("checkpoint before {next} after {after:?}"),
+        };
+        queue.try_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn nothing_is_recorded_before_the_first_checkpoint_and_everything_after_it() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        input(&tap);
+        assert_eq!((tap.is_recording(), tap.latest()), (false, None));
+        tap.checkpoint(copy());
+        input(&tap);
+        tap.clock(Moment(5));
+        assert_eq!(tap.latest(), Some(1));
+        input(&tap);
+        input(&tap);
+        assert_eq!(out(&queue), ["checkpoint before 1 after Start", "1", "clock 5", "2", "3"]);
+        assert_eq!(tap.metrics.dropped_inputs.get(), 0);
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_counts_until_the_next_checkpoint_which_says_how_many() {
+        let (tap, queue) = RecordingTap::holding(3, RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        (0..5).for_each(|_| input(&tap));
+        assert!(!tap.is_recording());
+        tap.checkpoint(copy());
+        assert!(!tap.is_recording(), "the queue is full still");
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0", "1"]);
+        input(&tap);
+        assert_eq!(out(&queue), Vec::<String>::new(), "a change without those before it is of no use");
+        tap.checkpoint(copy());
+        input(&tap);
+        assert_eq!(out(&queue), ["checkpoint before 6 after Dropped(4)", "6"]);
+        assert_eq!(tap.metrics.dropped_inputs.get(), 4);
+    }
+
+    #[test]
+    fn answers_that_wait_take_no_more_memory_than_so_much_and_are_taken_again_once_some_are_written() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        // Of ten million names that are no node's.
+        let answer = || {
+            let list = Shortlist { places: vec![UNKNOWN_PLACE; 10_000_000], ..Shortlist::default() };
+            tap.answer(Asked { number: 0, generation: 0 }, Decision::Filter(list));
+            tap.metrics.dropped_answers.get()
+        };
+        assert_eq!([answer(), answer()], [0, 1]);
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "answer of 0"]);
+        assert_eq!([answer(), answer()], [1, 2]);
+        input(&tap);
+        assert_eq!(out(&queue), ["answer of 0", "0"], "an input is not kept out by answers");
+    }
+
+    /// kube-scheduler names the pods that it would evict on every node, call after call, while a disk hangs.
+    #[test]
+    fn inputs_that_wait_take_no_more_memory_than_so_much() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        let asked = || {
+            let key = PodKey::parse("default", "p").unwrap();
+            let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
+            let waiting = ObservedWaiting::default();
+            let request = VerbRequest { uid: uid("p"), key, demand, waiting, disruption: None };
+            let victims = vec!["0".repeat(100); 400_000];
+            let offered = vec![OfferedNode { node: "n".into(), victims, pdb_violations: 0 }];
+            let asked = PreemptAsked { request, wants: Requirements::default(), offered };
+            tap.input(|| asked.into());
+            tap.metrics.dropped_inputs.get()
+        };
+        assert_eq!([asked(), asked()], [0, 1]);
+        assert!(!tap.is_recording());
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0"]);
+        tap.checkpoint(copy());
+        assert_eq!(asked(), 1, "there is room again");
+    }
+
+    #[test]
+    fn a_discarded_state_is_a_gap() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        tap.interrupt(Gap::Discarded);
+        input(&tap);
+        tap.checkpoint(copy());
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "checkpoint before 1 after Discarded"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! What the API server does not show this replica, for people: in `/readyz`, the log and the metrics. What follows from a refusal
+//! is decided where the objects are watched.
+
+use super::Trouble;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use stowage_scheduling::units::{Millis, Moment};
+
+/// A refusal that lasts this long is a matter of permissions: an API server that has just started refuses all until it has read its
+/// roles.
+const LASTING: Millis = Millis::seconds(15);
+/// A watch that has not failed for this long works, though it may have shown nothing: its pauses between attempts are shorter.
+const SETTLED: Millis = Millis::seconds(60);
+
+/// Kinds of objects, by the name of their resource.
+#[derive(Debug, Default)]
+pub struct RefusedReads(Mutex<BTreeMap<&'static str, FailedRead>>);
+
+#[derive(Debug, Default)]
+struct FailedRead {
+    trouble: Trouble,
+    last: Moment,
+    /// The status of the refusal, and since when the API server refuses.
+    refused: Option<(u16, Moment)>,
+}
+
+impl FailedRead {
+    /// It has been refused for so long that permissions are missing.
+    fn is_lasting(&self) -> bool {
+        self.refused.is_some_and(|(_, since)| self.last.since(since) >= LASTING)
+    }
+}
+
+/// What is new about a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadFailure {
+    Begins,
+    /// It has been refused for so long that permissions are missing.
+    Lasts,
+    Known,
+}
+
+impl RefusedReads {
+    /// Records a failure, with the status if it is a refusal.
+    pub fn note(&self, what: &'static str, refused: Option<u16>, now: Moment) -> ReadFailure {
+        let mut reads = self.0.lock();
+        let read = reads.entry(what).or_default();
+        let (since, was_lasting) = (read.refused.map_or(now, |(_, since)| since), read.is_lasting());
+        (read.last, read.refused) = (now, refused.map(|status| (status, since)));
+        match read.trouble.begin(now) {
+            true => ReadFailure::Begins,
+            false if read.is_lasting() && !was_lasting => ReadFailure::Lasts,
+            false => ReadFailure::Known,
+        }
+    }
+
+    /// Records that the objects were shown. Returns for how long they were not, if that is over.
+    pub fn note_shown(&self, what: &str, now: Moment) -> Option<Millis> {
+        self.0.lock().remove(what)?.trouble.end(now)
+    }
+
+    /// Forgets the failures that have not recurred, and returns how long they lasted. A refusal ends with a list.
+    pub fn settled(&self, now: Moment) -> Vec<(&'static str, Millis)> {
+        let mut reads = self.0.lock();
+        let settled =
+            reads.extract_if(.., |_, read| read.refused.is_none() && now.since(read.last) >= SETTLED);
+        settled.filter_map(|(what, mut read)| Some((what, read.trouble.end(read.last)?))).collect()
+    }
+
+    pub fn is_refused(&self, what: &str) -> bool {
+        self.0.lock().get(what).is_some_and(|read| read.refused.is_some())
+    }
+
+    /// What is refused and how that ends; `None` if nothing is.
+    pub fn describe(&self) -> Option<String> {
+        let reads = self.0.lock();
+        let named = reads.iter().filter_map(|(what, read)| Some(format!("{what} ({})", read.refused?.0)));
+        let named: Vec<String> = named.collect();
+        let remedy = match reads.values().any(FailedRead::is_lasting) {
+            true => "let Stowage's service account list and watch them, as manifests/base/rbac.yaml does",
+            false => "one that has just started refuses all for a moment",
+        };
+        (!named.is_empty()).then(|| format!("the API server does not show {}; {remedy}", named.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment(0) + Millis::seconds(seconds)
+    }
+
+    #[test]
+    fn what_is_refused_is_named_until_it_is_shown() {
+        let reads = RefusedReads::default();
+        assert_eq!(reads.describe(), None);
+        assert_eq!(reads.note("resourceslices", Some(403), at(1)), ReadFailure::Begins);
+        assert_eq!(reads.note("resourceslices", Some(403), at(2)), ReadFailure::Known);
+        reads.note("pods", Some(401), at(2));
+        let text = reads.describe().unwrap();
+        assert!(text.contains("does not show pods (401), resourceslices (403); one that"), "{text}");
+        assert!(reads.is_refused("pods") && reads.note_shown("pods", at(5)) == Some(Millis::seconds(3)));
+        assert_eq!(reads.note_shown("pods", at(6)), None);
+        assert!(!reads.is_refused("pods") && reads.is_refused("resourceslices"));
+    }
+
+    #[test]
+    fn permissions_are_blamed_only_for_a_refusal_that_lasts_and_once() {
+        let reads = RefusedReads::default();
+        let refused = |seconds| reads.note("pods", Some(403), at(seconds));
+        assert_eq!([1, 10, 15].map(refused), [ReadFailure::Begins, ReadFailure::Known, ReadFailure::Known]);
+        assert!(!reads.describe().unwrap().contains("rbac"));
+        assert_eq!([16, 30].map(refused), [ReadFailure::Lasts, ReadFailure::Known]);
+        assert!(reads.describe().unwrap().contains("rbac.yaml"));
+        // An API server that is gone first and refuses when it comes back has just started.
+        let reads = RefusedReads::default();
+        for seconds in [1, 20, 40] {
+            assert_ne!(reads.note("pods", None, at(seconds)), ReadFailure::Lasts);
+        }
+        assert_eq!(reads.note("pods", Some(403), at(41)), ReadFailure::Known, "refused for the first time");
+        assert_eq!(reads.note("pods", Some(403), at(56)), ReadFailure::Lasts);
+    }
+
+    #[test]
+    fn a_watch_that_fails_no_more_is_over_though_it_shows_nothing() {
+        let reads = RefusedReads::default();
+        reads.note("storageclasses", None, at(10));
+        reads.note("storageclasses", None, at(40));
+        reads.note("pods", Some(403), at(10));
+        assert_eq!(reads.settled(at(99)), []);
+        assert_eq!(reads.settled(at(100)), [("storageclasses", Millis::seconds(30))]);
+        assert_eq!(reads.settled(at(1000)), [], "a refusal ends with a list");
+        assert!(reads.is_refused("pods"));
+    }
+}

@@ -1,0 +1,440 @@
+//! Pods that ask a device plugin for whole GPUs or MIG slices: onto how many GPUs they go, and how those are cut.
+//!
+//! The kubelet picks the device, so what is found here is a node for each pod and a geometry for each GPU that together hold
+//! all. First fit, in two orders: each pod goes to the first node with such devices on which the core admits it. In the end
+//! all are placed once more on nodes that offer just these devices.
+
+use super::order::PlacingOrder;
+use super::question::{NodeTemplate, PodToPlace};
+use super::trial::{Obstacle, Offer, Trial, TrialSetting};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use stowage_scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginResource};
+
+/// The whole GPU, as a device plugin offers it.
+const WHOLE: &str = "nvidia.com/gpu";
+/// What a MIG profile's resource begins with.
+const MIG: &str = "nvidia.com/mig-";
+/// More devices than a node has.
+const PLENTY: u32 = 1 << 20;
+
+/// One device that a pod asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PluginDevice {
+    WholeGpu,
+    /// A MIG slice of this profile.
+    Slice(String),
+    /// One that no described node has, such as a share of a GPU.
+    Other,
+}
+
+/// A GPU of a node, and which pod has which device of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Card(pub Vec<(PluginDevice, usize)>);
+
+/// A node for such pods.
+#[derive(Debug, Clone)]
+pub struct PluginNode {
+    pub template: usize,
+    /// The GPUs in use, one after the other; empty on a node that was observed, of which only counts are known.
+    pub cards: Vec<Card>,
+    /// Its pods, by their places in the question.
+    pub pods: Vec<usize>,
+    left: PluginDevices,
+}
+
+/// Where pods of device plugins go.
+#[derive(Debug, Clone, Default)]
+pub struct PluginPlan {
+    pub nodes: Vec<PluginNode>,
+    /// Pods without a place, and why, by kind of node.
+    pub not_held: Vec<(usize, Vec<(usize, PluginObstacle)>)>,
+}
+
+/// Why a kind of node does not take such a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PluginObstacle {
+    #[error("{}", .0.describe())]
+    Placing(Obstacle),
+    #[error("a node of this kind has no {resource}")]
+    NoSuchDevice { resource: String },
+    #[error("the pod asks for {asked} of {resource}, and a node of this kind has at most {most}")]
+    TooFew { resource: String, asked: u32, most: u32 },
+    #[error("all {nodes} nodes of this kind are in use")]
+    AllInUse { nodes: u32 },
+}
+
+/// The devices that a pod asks for, all of one kind; `None` for one that asks for none.
+pub fn asked(pod: &PodToPlace) -> Option<(&PluginResource, PluginDevice, u32)> {
+    let Ask::Plugin { resource, count } = &pod.demand.ask else { return None };
+    let device = match resource.as_str() {
+        WHOLE => PluginDevice::WholeGpu,
+        // A profile with media engines is `1g.10gb+me`, which no resource may be called.
+        other => other
+            .strip_prefix(MIG)
+            .map_or(PluginDevice::Other, |profile| PluginDevice::Slice(profile.replace(".me", "+me"))),
+    };
+    Some((resource, device, *count))
+}
+
+/// What to do where a kind of node has no such device.
+pub fn instead(pod: &PodToPlace, kind: &NodeTemplate) -> String {
+    let family = kind.gpu.known.and_then(|gpu| gpu.family());
+    match (asked(pod), family) {
+        (Some((_, PluginDevice::Slice(profile), _)), Some(_)) if kind.geometry.is_some() => {
+            format!("add {profile} to --mig, or leave --mig out")
+        }
+        (Some((_, PluginDevice::Slice(_), _)), Some(family)) => {
+            format!("{} has the profiles {}", kind.gpu.name, family.profiles().join(", "))
+        }
+        (Some((_, PluginDevice::Slice(_), _)), None) => {
+            "name a GPU that can be cut into MIG slices, such as A100-80GB".into()
+        }
+        (Some((_, PluginDevice::WholeGpu, _)), _) if kind.geometry.is_some() => {
+            "leave --mig out, or ask for a slice of it".into()
+        }
+        _ => "ask for stowage.dev/vram: how many shares a GPU has is not known here".into(),
+    }
+}
+
+/// Places these pods of the question. Of two orders the one that leaves fewer pods out, then with fewer GPUs.
+pub fn plan(setting: &TrialSetting<'_>, pods: &[usize]) -> PluginPlan {
+    let fitting = Fitting::of(setting, pods);
+    let orders =
+        [PlacingOrder::DecreasingSize, PlacingOrder::Given].map(|order| arranged(setting, pods, order));
+    let plans = orders.into_iter().map(|order| Packing::new(setting, pods).packed(&order, &fitting));
+    let best = plans.min_by_key(|plan| (plan.not_held.len(), plan.gpus(setting)));
+    best.map(|plan| plan.confirmed(setting)).unwrap_or_default()
+}
+
+/// The largest first: whole GPUs, then slices by what they take.
+fn arranged(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> Vec<usize> {
+    let mut places = pods.to_vec();
+    if order == PlacingOrder::DecreasingSize {
+        places.sort_by_key(|place| {
+            Reverse(
+                asked(setting.pod(*place)).map_or(0, |(_, device, count)| u64::from(count) * device.weight()),
+            )
+        });
+    }
+    places
+}
+
+/// By workload, the kinds of nodes that take one of its pods when they are empty, and why others do not.
+struct Fitting(BTreeMap<usize, Vec<Result<(), PluginObstacle>>>);
+
+impl Fitting {
+    fn of(setting: &TrialSetting<'_>, pods: &[usize]) -> Self {
+        let mut known = BTreeMap::new();
+        for place in pods {
+            known.entry(setting.pod(*place).workload).or_insert_with(|| {
+                let kinds = 0..setting.question.node_kinds.len();
+                kinds.map(|template| alone(setting, *place, template)).collect()
+            });
+        }
+        Self(known)
+    }
+
+    fn of_pod(&self, pod: &PodToPlace) -> &[Result<(), PluginObstacle>] {
+        self.0.get(&pod.workload).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Whether an empty node of that kind takes the pod.
+fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<(), PluginObstacle> {
+    let pod = setting.pod(place);
+    let Some((resource, ..)) = asked(pod) else { return Ok(()) };
+    let mut node = PluginNode::new(template, setting.template(template));
+    node.take(place, pod, setting.template(template)).map_err(|most| {
+        let (resource, asked) = (resource.as_str().to_owned(), pod.demand.gpus);
+        match most {
+            0 => PluginObstacle::NoSuchDevice { resource },
+            most => PluginObstacle::TooFew { resource, asked, most },
+        }
+    })?;
+    let mut trial = Trial::new(setting);
+    node.add_to(&mut trial, setting, 0);
+    let refused = trial.place(place, Offer::FirstOf(&[0])).err();
+    match refused.and_then(|obstacles| obstacles.into_values().find(Obstacle::is_lasting)) {
+        Some(obstacle) => Err(PluginObstacle::Placing(obstacle)),
+        None => Ok(()),
+    }
+}
+
+/// Nodes that are filled one pod after the other. A trial beside them knows what pods ask for beside devices, and who repels
+/// whom; which device is on which GPU is known here.
+struct Packing<'q> {
+    setting: &'q TrialSetting<'q>,
+    /// Its nodes are those of the plan, in their order.
+    trial: Trial<'q>,
+    /// More than any node has of each device, so that the trial leaves them to the cards.
+    plenty: PluginDevices,
+    plan: PluginPlan,
+}
+
+impl<'q> Packing<'q> {
+    fn new(setting: &'q TrialSetting<'q>, pods: &[usize]) -> Self {
+        let resources = pods.iter().filter_map(|place| Some(asked(setting.pod(*place))?.0.clone()));
+        let plenty = resources.map(|resource| (resource, PLENTY)).collect();
+        Self { setting, trial: Trial::new(setting), plenty, plan: PluginPlan::default() }
+    }
+
+    fn packed(mut self, order: &[usize], fitting: &Fitting) -> PluginPlan {
+        for place in order {
+            let mut obstacles: Vec<(usize, PluginObstacle)> = Vec::new();
+            for (template, fits) in fitting.of_pod(self.setting.pod(*place)).iter().enumerate() {
+                match fits.clone().and_then(|()| self.take(*place, template)) {
+                    Ok(()) => {
+                        obstacles.clear();
+                        break;
+                    }
+                    Err(why) => obstacles.push((template, why)),
+                }
+            }
+            if !obstacles.is_empty() || self.setting.question.node_kinds.is_empty() {
+                self.plan.not_held.push((*place, obstacles));
+            }
+        }
+        self.plan.nodes.retain(|node| !node.pods.is_empty());
+        self.plan
+    }
+
+    /// On the first node of that kind that takes it, or on another one.
+    fn take(&mut self, place: usize, template: usize) -> Result<(), PluginObstacle> {
+        let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
+        let has_devices =
+            |node: &PluginNode| node.template == template && node.clone().take(place, pod, kind).is_ok();
+        let nodes = self.plan.nodes.iter().enumerate();
+        let mut open: Vec<usize> =
+            nodes.filter(|(_, node)| has_devices(node)).map(|(number, _)| number).collect();
+        let there = self.plan.nodes.iter().filter(|node| node.template == template).count() as u32;
+        let refused = match self.place(place, template, &open) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        if let Some(nodes) = kind.at_most.filter(|most| there >= *most) {
+            return Err(PluginObstacle::AllInUse { nodes });
+        }
+        open.retain(|number| self.plan.nodes[*number].pods.is_empty());
+        if !open.is_empty() {
+            // An empty node has just refused it.
+            return Err(refused);
+        }
+        let number = self.plan.nodes.len();
+        let name = format!("{}-plugin-{}", kind.name, number + 1);
+        let devices = kind.plugin_devices.clone().unwrap_or_else(|| self.plenty.clone());
+        self.trial.add_plugin_node(template, &name, kind.gpus, devices);
+        self.plan.nodes.push(PluginNode::new(template, kind));
+        self.place(place, template, &[number])
+    }
+
+    /// On the first of these nodes that takes it; all have its devices.
+    fn place(&mut self, place: usize, template: usize, nodes: &[usize]) -> Result<(), PluginObstacle> {
+        let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
+        let number = self.trial.place(place, Offer::FirstOf(nodes)).map_err(|obstacles| {
+            match obstacles.into_values().next() {
+                Some(obstacle) => PluginObstacle::Placing(obstacle),
+                None => PluginObstacle::AllInUse { nodes: nodes.len() as u32 },
+            }
+        })?;
+        // The caller has seen that it has them.
+        let _ = self.plan.nodes[number].take(place, pod, kind);
+        Ok(())
+    }
+}
+
+impl PluginPlan {
+    /// GPUs in all: of each kind full nodes, and one with as many as are in use there.
+    pub fn gpus(&self, setting: &TrialSetting<'_>) -> u32 {
+        (0..setting.question.node_kinds.len()).map(|template| self.gpus_of(setting, template)).sum()
+    }
+
+    /// The same of one kind of node: which of them is not full may be chosen, so it is the one with the fewest in use.
+    pub fn gpus_of(&self, setting: &TrialSetting<'_>, template: usize) -> u32 {
+        let kind = setting.template(template);
+        let there = self.nodes.iter().filter(|node| node.template == template);
+        let in_use: Vec<u32> = there.map(|node| node.gpus_in_use(kind)).collect();
+        let Some(fewest) = in_use.iter().min() else { return 0 };
+        (in_use.len() as u32 - 1) * kind.gpus + fewest
+    }
+
+    /// Without the pods that the core does not admit on the nodes found for them. Of each kind the node that is not full
+    /// comes last.
+    fn confirmed(mut self, setting: &TrialSetting<'_>) -> Self {
+        let mut trial = Trial::new(setting);
+        let refused = self.place_all(&mut trial, setting);
+        for (place, template, obstacle) in refused {
+            self.nodes.iter_mut().for_each(|node| node.forget(place));
+            self.not_held.push((place, vec![(template, PluginObstacle::Placing(obstacle))]));
+        }
+        self.nodes.retain(|node| !node.pods.is_empty());
+        self.nodes
+            .sort_by_key(|node| (node.template, Reverse(node.gpus_in_use(setting.template(node.template)))));
+        self
+    }
+
+    /// Adds its nodes to a trial and places its pods on them. Says which are refused, on which kind of node and why.
+    pub fn place_all(
+        &self,
+        trial: &mut Trial<'_>,
+        setting: &TrialSetting<'_>,
+    ) -> Vec<(usize, usize, Obstacle)> {
+        let mut refused = Vec::new();
+        let first = trial.nodes().len();
+        for (number, node) in self.nodes.iter().enumerate() {
+            node.add_to(trial, setting, number);
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
+            for place in &node.pods {
+                let placed = trial.place(*place, Offer::FirstOf(&[first + number]));
+                let why = placed.err().and_then(|obstacles| obstacles.into_values().next());
+                refused.extend(why.map(|obstacle| (*place, node.template, obstacle)));
+            }
+        }
+        refused
+    }
+}
+
+impl PluginNode {
+    fn new(template: usize, kind: &NodeTemplate) -> Self {
+        Self {
+            template,
+            cards: Vec::new(),
+            pods: Vec::new(),
+            left: kind.plugin_devices.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Takes the pod's devices if they are there; otherwise changes nothing and says how many there could be.
+    fn take(&mut self, place: usize, pod: &PodToPlace, kind: &NodeTemplate) -> Result<(), u32> {
+        let Some((resource, device, count)) = asked(pod) else { return Err(0) };
+        match &kind.plugin_devices {
+            Some(_) => self.count_off(resource, count)?,
+            None => self.cut(place, &device, count, kind)?,
+        }
+        self.pods.push(place);
+        Ok(())
+    }
+
+    /// Of an observed node.
+    fn count_off(&mut self, resource: &PluginResource, count: u32) -> Result<(), u32> {
+        let left = self.left.get_mut(resource).ok_or(0u32)?;
+        *left = left.checked_sub(count).ok_or(*left)?;
+        Ok(())
+    }
+
+    /// Of a described node: on the first GPUs that can give such a device, and on others as long as the node has some.
+    fn cut(
+        &mut self,
+        place: usize,
+        device: &PluginDevice,
+        count: u32,
+        kind: &NodeTemplate,
+    ) -> Result<(), u32> {
+        let before = self.cards.clone();
+        for found in 0..count {
+            if self.cards.iter_mut().any(|card| card.add(device, place, kind)) {
+                continue;
+            }
+            let mut card = Card::default();
+            if self.cards.len() >= kind.gpus as usize || !card.add(device, place, kind) {
+                self.cards = before;
+                return Err(found);
+            }
+            self.cards.push(card);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, place: usize) {
+        self.pods.retain(|pod| *pod != place);
+        self.cards.iter_mut().for_each(|card| card.0.retain(|(_, pod)| *pod != place));
+        self.cards.retain(|card| !card.0.is_empty());
+    }
+
+    /// Of an observed node all count: it does not show which of them are in use.
+    fn gpus_in_use(&self, kind: &NodeTemplate) -> u32 {
+        if kind.plugin_devices.is_some() { kind.gpus } else { self.cards.len() as u32 }
+    }
+
+    /// What a device plugin offers on it: what is in use, or all that it is known to have.
+    fn devices(&self, kind: &NodeTemplate) -> PluginDevices {
+        if let Some(devices) = &kind.plugin_devices {
+            return devices.clone();
+        }
+        let mut devices = PluginDevices::new();
+        for (device, _) in self.cards.iter().flat_map(|card| &card.0) {
+            *devices.entry(device.resource()).or_default() += 1;
+        }
+        devices
+    }
+
+    fn add_to(&self, trial: &mut Trial<'_>, setting: &TrialSetting<'_>, number: usize) {
+        let kind = setting.template(self.template);
+        let name = format!("{}-plugin-{}", kind.name, number + 1);
+        trial.add_plugin_node(self.template, &name, self.gpus_in_use(kind), self.devices(kind));
+    }
+}
+
+impl Card {
+    /// Gives a device to the pod at that place, if the GPU can still be cut so.
+    fn add(&mut self, device: &PluginDevice, place: usize, kind: &NodeTemplate) -> bool {
+        let can = match device {
+            PluginDevice::WholeGpu => self.0.is_empty() && kind.geometry.is_none(),
+            PluginDevice::Slice(profile) => self.can_be_cut(profile, kind),
+            PluginDevice::Other => false,
+        };
+        if can {
+            self.0.push((device.clone(), place));
+        }
+        can
+    }
+
+    fn can_be_cut(&self, profile: &str, kind: &NodeTemplate) -> bool {
+        let Some(mut profiles) = self.profiles() else { return false };
+        if let Some(geometry) = &kind.geometry {
+            let count = |names: &mut dyn Iterator<Item = &str>| names.filter(|name| *name == profile).count();
+            return count(&mut profiles.into_iter()) < count(&mut geometry.profiles());
+        }
+        profiles.push(profile);
+        kind.gpu.known.and_then(|gpu| gpu.family()).is_some_and(|family| family.can_be_cut_into(&profiles))
+    }
+
+    /// Profiles of its slices; `None` for one that a pod has whole.
+    pub fn profiles(&self) -> Option<Vec<&str>> {
+        let profile = |(device, _): &'_ (PluginDevice, usize)| match device {
+            PluginDevice::Slice(_) => true,
+            PluginDevice::WholeGpu | PluginDevice::Other => false,
+        };
+        let slices = self.0.iter().all(profile);
+        slices.then(|| self.0.iter().filter_map(|(device, _)| device.profile()).collect())
+    }
+}
+
+impl PluginDevice {
+    pub fn profile(&self) -> Option<&str> {
+        match self {
+            Self::Slice(profile) => Some(profile),
+            Self::WholeGpu | Self::Other => None,
+        }
+    }
+
+    fn resource(&self) -> PluginResource {
+        let name = match self {
+            Self::WholeGpu | Self::Other => WHOLE.to_owned(),
+            Self::Slice(profile) => format!("{MIG}{}", profile.replace('+', ".")),
+        };
+        PluginResource::parse(&name).expect("these are names of the plugin's")
+    }
+
+    /// For an order by size: no more than eight slices are on a GPU.
+    fn weight(&self) -> u64 {
+        match self {
+            Self::WholeGpu => 100,
+            Self::Slice(profile) => {
+                profile.bytes().next().map_or(0, |digit| u64::from(digit.saturating_sub(b'0')))
+            }
+            Self::Other => 0,
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! How many GPUs some pods need: the fewest hypothetical nodes that hold them under a policy, with a lower bound beside it, and
+//! who shares which GPU.
+//!
+//! [`question`] is what is asked, [`shorthand`] a kind of node in one line; [`gpu_types`] and [`geometry`] are data about GPUs
+//! and the check of a MIG geometry. A [`trial`] places pods on some nodes through the core's own entry point, in one of the
+//! [`order`]s; [`search`] looks for the fewest GPUs by trials; [`device_plugin`] does so for pods that a device plugin serves;
+//! [`bound`] says what no arrangement goes below. [`layout`] and [`report`] are the answer, [`obstacle`] is why a pod has no
+//! place. Pure: no clock, no file, no Kubernetes type; and no rule of its own about which GPU takes which pod.
+
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod bound;
+mod device_plugin;
+pub mod geometry;
+pub mod gpu_types;
+mod layout;
+mod obstacle;
+mod order;
+pub mod question;
+pub mod report;
+mod search;
+pub mod shorthand;
+mod trial;
+
+pub use bound::LowerBound;
+pub use order::PlacingOrder;
+
+use device_plugin::{PluginObstacle, PluginPlan};
+use question::{CapacityQuestion, PodToPlace};
+use report::{CapacityPlan, FewerAlone, NodeKindPlan, NodePlan, NotHeldReason, PodNotHeld};
+use search::{Fleet, Found, Search};
+use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::units::{Bytes, plural};
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
+use stowage_scheduling::vocabulary::device_plugin::Ask;
+use stowage_scheduling::vocabulary::node::NodeKind;
+use trial::{Obstacle, Obstacles, Offer, Trial, TrialSetting};
+
+/// The fewest GPUs that hold the pods, as far as they can be held.
+pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
+    let setting = TrialSetting::new(question);
+    let all = 0..question.pods.len();
+    let (by_plugin, by_vram): (Vec<usize>, Vec<usize>) =
+        all.partition(|place| question.pods[*place].demand.asks_plugin());
+    let plugin = device_plugin::plan(&setting, &by_plugin);
+    let mut not_held: Vec<PodNotHeld> = Vec::new();
+    for (place, obstacles) in &plugin.not_held {
+        not_held.push(refused_by_plugin(&setting, *place, obstacles));
+    }
+    let (possible, impossible) = possible(&setting, &by_vram);
+    not_held.extend(impossible.iter().map(|(place, why)| refused(&setting, *place, why)));
+
+    let least = bound::lower_bound(question, &possible).gpus;
+    let mut search = Search::new(&setting, &plugin, &possible, caps(&setting, &plugin, &possible));
+    let found = search.run(least);
+    not_held.extend(found.not_held.iter().map(|(place, why)| refused(&setting, *place, why)));
+    let mut plan = answer(&setting, &plugin, &search, &found, not_held);
+    if plan.not_held.is_empty() && !plan.is_optimal && !possible.is_empty() {
+        plan.fewer_alone = fewer_alone(&setting, &search, &found.fleet, &possible);
+    }
+    plan
+}
+
+fn answer(
+    setting: &TrialSetting<'_>,
+    plugin: &PluginPlan,
+    search: &Search<'_>,
+    found: &Found,
+    not_held: Vec<PodNotHeld>,
+) -> CapacityPlan {
+    let question = setting.question;
+    let (trial, _) = search.trial(&found.fleet, found.order);
+    let layout = layout::layout(setting, &trial, plugin);
+    let held: Vec<usize> = trial.placements().keys().copied().collect();
+    let asks_vram = held.iter().any(|place| !question.pods[*place].demand.asks_plugin());
+    let node_kinds = node_kinds(setting, plugin, &found.fleet, &layout);
+    let (gpus, nodes) =
+        (node_kinds.iter().map(|kind| kind.gpus).sum(), node_kinds.iter().map(|kind| kind.nodes).sum());
+    let lower_bound = bound::lower_bound(question, &held);
+    CapacityPlan {
+        pods: question.pods.len(),
+        held: held.len(),
+        gpus,
+        nodes,
+        is_optimal: !held.is_empty() && gpus == lower_bound.gpus,
+        fewer_alone: None,
+        lower_bound,
+        order: asks_vram.then_some(found.order),
+        one_more: layout::one_more(setting, &layout, gpus),
+        node_kinds,
+        layout,
+        not_held,
+    }
+}
+
+/// The kind of node of which the fewest GPUs hold all pods that ask for VRAM by themselves, if they are fewer than with all
+/// kinds in the order given.
+fn fewer_alone(
+    setting: &TrialSetting<'_>,
+    search: &Search<'_>,
+    fleet: &Fleet,
+    pods: &[usize],
+) -> Option<FewerAlone> {
+    let kinds = 0..setting.question.node_kinds.len();
+    let mut fewest = kinds.clone().map(|kind| fleet.gpus(kind)).sum();
+    let mut found = None;
+    if kinds.len() < 2 {
+        return None;
+    }
+    for kind in kinds {
+        let only = [setting.template(kind).clone()];
+        let least = bound::bound_with(&only, setting.question, pods).gpus;
+        if let Some(gpus) = search.alone(kind, least, fewest) {
+            fewest = gpus;
+            found = Some(FewerAlone { name: setting.template(kind).name.clone(), gpus });
+        }
+    }
+    found
+}
+
+/// Of these pods such as some kind of node takes when it is empty; and why the others fit on none.
+fn possible(setting: &TrialSetting<'_>, pods: &[usize]) -> (Vec<usize>, Vec<(usize, Obstacles)>) {
+    let mut known: BTreeMap<usize, Obstacles> = BTreeMap::new();
+    let kinds = setting.question.node_kinds.len();
+    let mut reasons = |place: usize| -> Obstacles {
+        let reasons = known.entry(setting.pod(place).workload).or_insert_with(|| {
+            let each = (0..kinds).map(|kind| Some((kind, alone(setting, place, kind)?)));
+            // One kind of node that takes it is enough.
+            each.collect::<Option<Obstacles>>().unwrap_or_default()
+        });
+        reasons.clone()
+    };
+    let (mut possible, mut impossible) = (Vec::new(), Vec::new());
+    for place in pods {
+        match reasons(*place) {
+            why if why.is_empty() && kinds > 0 => possible.push(*place),
+            why => impossible.push((*place, why)),
+        }
+    }
+    (possible, impossible)
+}
+
+/// Why an empty node of that kind does not take the pod, whatever other nodes there are.
+fn alone(setting: &TrialSetting<'_>, place: usize, kind: usize) -> Option<Obstacle> {
+    let mut trial = Trial::new(setting);
+    trial.add_nodes(kind, setting.template(kind).gpus);
+    let obstacles = trial.place(place, Offer::Any).err()?;
+    obstacles.into_values().find(Obstacle::is_lasting)
+}
+
+/// By kind of node, the most GPUs that are tried: a node for each pod and each GPU that the policy keeps free is enough, unless
+/// a tenant may only have a share of them.
+fn caps(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<u32> {
+    let spare: u32 =
+        setting.question.policy.planning.spare.iter().map(|rule| rule.gpus).fold(0, u32::saturating_add);
+    let nodes = (pods.len() as u32).saturating_add(spare);
+    let cap = |(kind, template): (usize, &question::NodeTemplate)| {
+        let taken = plugin.nodes.iter().filter(|node| node.template == kind).count() as u32;
+        let most = template.at_most.map_or(nodes, |most| nodes.min(most.saturating_sub(taken)));
+        if pods.is_empty() { 0 } else { most.saturating_mul(template.gpus) }
+    };
+    setting.question.node_kinds.iter().enumerate().map(cap).collect()
+}
+
+fn refused(setting: &TrialSetting<'_>, place: usize, obstacles: &Obstacles) -> PodNotHeld {
+    let (pod, policy) = (setting.pod(place), &setting.question.policy);
+    let reason = |(kind, obstacle): (&usize, &Obstacle)| NotHeldReason {
+        nodes: Some(setting.template(*kind).name.clone()),
+        code: obstacle.code().into(),
+        text: obstacle.describe(),
+        remedy: obstacle.remedy(pod, setting.template(*kind), policy),
+    };
+    not_held(pod, obstacles.iter().map(reason).collect())
+}
+
+fn refused_by_plugin(
+    setting: &TrialSetting<'_>,
+    place: usize,
+    obstacles: &[(usize, PluginObstacle)],
+) -> PodNotHeld {
+    let (pod, policy) = (setting.pod(place), &setting.question.policy);
+    let reason = |(kind, obstacle): &(usize, PluginObstacle)| {
+        let template = setting.template(*kind);
+        let (code, remedy) = match obstacle {
+            PluginObstacle::Placing(obstacle) => (obstacle.code(), obstacle.remedy(pod, template, policy)),
+            PluginObstacle::NoSuchDevice { .. } => ("no-such-device", device_plugin::instead(pod, template)),
+            PluginObstacle::TooFew { .. } => {
+                ("too-few-devices", "give nodes with more GPUs, or ask for fewer".into())
+            }
+            PluginObstacle::AllInUse { .. } => ("all-in-use", "raise count in --nodes".into()),
+        };
+        let (code, text) = (code.into(), obstacle.to_string());
+        NotHeldReason { nodes: Some(template.name.clone()), code, text, remedy }
+    };
+    not_held(pod, obstacles.iter().map(reason).collect())
+}
+
+fn not_held(pod: &PodToPlace, reasons: Vec<NotHeldReason>) -> PodNotHeld {
+    let (source, requests) = (pod.source.to_string(), requests(&pod.demand));
+    PodNotHeld { pod: pod.key.clone(), source, requests, reasons }
+}
+
+/// `40.0 GiB on 1 GPU`, `2 of nvidia.com/gpu`.
+fn requests(demand: &Demand) -> String {
+    match &demand.ask {
+        Ask::Plugin { resource, count } => format!("{count} of {resource}"),
+        Ask::Claims => "devices by its claims".into(),
+        Ask::Vram => {
+            let whole = if demand.sharing == Sharing::Exclusive { ", exclusively" } else { "" };
+            let each = if demand.gpus == 1 { "" } else { "each of " };
+            format!("{} on {each}{}{whole}", demand.per_gpu, plural(demand.gpus, "GPU"))
+        }
+    }
+}
+
+fn node_kinds(
+    setting: &TrialSetting<'_>,
+    plugin: &PluginPlan,
+    fleet: &Fleet,
+    layout: &[NodePlan],
+) -> Vec<NodeKindPlan> {
+    let mut plans = Vec::new();
+    for (kind, template) in setting.question.node_kinds.iter().enumerate() {
+        let of_plugin = plugin.nodes.iter().filter(|node| node.template == kind).count() as u32;
+        let of_stowage = fleet.gpus(kind);
+        let both = [
+            (NodeKind::Stowage, of_stowage.div_ceil(template.gpus), of_stowage),
+            (NodeKind::DevicePlugin, of_plugin, plugin.gpus_of(setting, kind)),
+        ];
+        for (allocator, nodes, gpus) in both.into_iter().filter(|(_, nodes, _)| *nodes > 0) {
+            let there =
+                layout.iter().filter(|node| node.kind == template.name && node.allocator == allocator);
+            let each: BTreeSet<Bytes> =
+                there.flat_map(|node| &node.gpus).map(|gpu| gpu.allocatable_bytes).collect();
+            plans.push(NodeKindPlan {
+                name: template.name.clone(),
+                gpu: template.gpu.name.clone(),
+                allocator,
+                nodes,
+                gpus,
+                gpus_per_node: template.gpus,
+                allocatable_bytes: each.last().copied().unwrap_or_default(),
+                mig: template.geometry.clone(),
+            });
+        }
+    }
+    plans
+}
+
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+mod testkit;
+#[cfg(test)]
+mod tests;

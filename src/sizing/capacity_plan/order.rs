@@ -1,0 +1,41 @@
+//! The orders in which a trial places pods. Which one needs the fewest GPUs differs from case to case: packing one after the
+//! other is not monotone, and more room may even need more.
+
+use super::question::PodToPlace;
+use serde::Serialize;
+use std::cmp::Reverse;
+use stowage_scheduling::vocabulary::demand::Sharing;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacingOrder {
+    /// The most VRAM on a GPU first, then the most GPUs.
+    DecreasingSize,
+    /// Pods with exclusive GPUs first, then the most GPUs, then the most VRAM on a GPU.
+    ExclusiveFirst,
+    /// As the manifests come.
+    Given,
+}
+
+impl PlacingOrder {
+    pub const ALL: [Self; 3] = [Self::DecreasingSize, Self::ExclusiveFirst, Self::Given];
+
+    /// These pods of the question, by their places, in this order.
+    pub fn arrange(self, pods: &[PodToPlace], places: &[usize]) -> Vec<usize> {
+        let mut order = places.to_vec();
+        let demand = |place: &usize| &pods[*place].demand;
+        let is_shared = |place: &usize| demand(place).sharing == Sharing::Shared;
+        match self {
+            Self::DecreasingSize => order.sort_by_key(|place| {
+                let pod = demand(place);
+                (Reverse(pod.per_gpu), Reverse(pod.gpus), *place)
+            }),
+            Self::ExclusiveFirst => order.sort_by_key(|place| {
+                let pod = demand(place);
+                (is_shared(place), Reverse(pod.gpus), Reverse(pod.per_gpu), *place)
+            }),
+            Self::Given => order.sort_unstable(),
+        }
+        order
+    }
+}

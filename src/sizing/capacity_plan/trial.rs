@@ -1,0 +1,333 @@
+//! One trial: so many nodes, and pods that are placed on them one after the other, through the entry point by which the extender
+//! places pods. Whether a pod fits, where it goes and which GPUs it gets is decided there and by kube-scheduler's filters, not
+//! here.
+//!
+//! Pods in a trial run as soon as they are placed: no engine keeps another from starting. Every agent has just reported an idle
+//! node.
+
+use super::question::{CapacityQuestion, HOSTNAME, NodeTemplate, PodToPlace};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
+use stowage_scheduling::kube_filters::AssumedNodeChange;
+use stowage_scheduling::kube_filters::filters::{FilterReason, FilterVerdict};
+use stowage_scheduling::kube_filters::requirements::{NodeFootprint, UnsupportedRule};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use stowage_scheduling::placing::fit::Misfit;
+use stowage_scheduling::placing::rank::{ScheduleAttempt, shortlist};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage_scheduling::verbs::binding::BindingWritten;
+use stowage_scheduling::verbs::observe::{
+    DevicesReported, FilterPod, FilterPodObserved, NodeObserved, PodObserved, PodReleased, ReadingReported,
+};
+use stowage_scheduling::verbs::request::{DecisionView, VerbRequest};
+use stowage_scheduling::vocabulary::device_plugin::PluginDevices;
+use stowage_scheduling::vocabulary::gpu::Device;
+use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage_scheduling::vocabulary::placement::Placement;
+
+/// A question, and what all its trials have in common.
+#[derive(Debug)]
+pub struct TrialSetting<'q> {
+    pub question: &'q CapacityQuestion,
+    /// Names of what pods ask for beside GPUs, CPU, memory and disk.
+    resources: Vec<Arc<str>>,
+}
+
+/// A node of a trial.
+#[derive(Debug, Clone)]
+pub struct TrialNode {
+    pub name: NodeName,
+    /// Its kind, among the question's.
+    pub template: usize,
+    pub allocator: NodeKind,
+    /// GPUs of it; slices do not count.
+    pub gpus: u32,
+    is_empty: bool,
+}
+
+/// Nodes that a pod may go to.
+#[derive(Debug, Clone, Copy)]
+pub enum Offer<'n> {
+    /// The best of all on which Stowage hands out the GPUs.
+    Any,
+    /// The first of these, by their places, that takes it.
+    FirstOf(&'n [usize]),
+}
+
+/// Why a pod has no place on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Obstacle {
+    /// One of kube-scheduler's filters refuses the node.
+    Filter(FilterReason),
+    /// A pod there repels it, or it cannot be told whether a filter refuses.
+    Rule(UnsupportedRule),
+    /// Its GPUs cannot take the pod.
+    Gpus(Misfit),
+}
+
+/// By kind of node, why a pod has no place there: of several nodes of a kind the reason of one.
+pub type Obstacles = BTreeMap<usize, Obstacle>;
+
+pub struct Trial<'q> {
+    setting: &'q TrialSetting<'q>,
+    pub cluster: Cluster,
+    nodes: Vec<TrialNode>,
+    /// By the pod's place in the question.
+    placements: BTreeMap<usize, Placement>,
+    /// By workload, one of its pods and the nodes that have some.
+    workloads: BTreeMap<usize, (usize, BTreeSet<usize>)>,
+}
+
+impl<'q> TrialSetting<'q> {
+    pub fn new(question: &'q CapacityQuestion) -> Self {
+        let amounts = question.pods.iter().flat_map(|pod| pod.requirements.amounts.others.iter());
+        let resources: BTreeSet<Arc<str>> = amounts.map(|(name, _)| name.clone()).collect();
+        Self { question, resources: resources.into_iter().collect() }
+    }
+
+    pub fn pod(&self, place: usize) -> &'q PodToPlace {
+        &self.question.pods[place]
+    }
+
+    pub fn template(&self, place: usize) -> &'q NodeTemplate {
+        &self.question.node_kinds[place]
+    }
+}
+
+impl<'q> Trial<'q> {
+    pub fn new(setting: &'q TrialSetting<'q>) -> Self {
+        let cluster = Cluster::new(setting.question.policy.clone());
+        Self { setting, cluster, nodes: Vec::new(), placements: BTreeMap::new(), workloads: BTreeMap::new() }
+    }
+
+    /// Nodes of a kind with so many GPUs in all, which Stowage hands out: full nodes, and one with the rest.
+    pub fn add_nodes(&mut self, template: usize, gpus: u32) {
+        let NodeTemplate { gpus: each, name, .. } = self.setting.template(template);
+        let count = gpus.div_ceil(*each);
+        let width = count.to_string().len();
+        for number in 1..=count {
+            let here = (*each).min(gpus - (number - 1) * each);
+            self.add_node(template, &format!("{name}-{number:0width$}"), here);
+        }
+    }
+
+    /// A node whose GPUs a device plugin hands out, as these devices.
+    pub fn add_plugin_node(&mut self, template: usize, name: &str, gpus: u32, devices: PluginDevices) {
+        self.observe(
+            template,
+            name,
+            gpus,
+            NodeObserved { plugin_devices: devices, ..unnamed(NodeKind::DevicePlugin) },
+        );
+    }
+
+    /// In the order in which they were added.
+    pub fn nodes(&self) -> &[TrialNode] {
+        &self.nodes
+    }
+
+    pub fn placements(&self) -> &BTreeMap<usize, Placement> {
+        &self.placements
+    }
+
+    /// Places a pod, by its place in the question, and says on which node; or why each kind of the offered nodes does not take
+    /// it.
+    pub fn place(&mut self, place: usize, offer: Offer<'_>) -> Result<usize, Obstacles> {
+        let pod = self.setting.pod(place);
+        let uid = uid(place);
+        self.see(place, &uid, ObservedPhase::Waiting(ObservedWaiting::default()));
+        match self.choose(pod, &uid, offer) {
+            Ok(node) if self.bind(place, &uid, node) => Ok(node),
+            Ok(_) => Err(Obstacles::new()),
+            Err(obstacles) => {
+                self.cluster.apply(PodReleased(uid));
+                Err(obstacles)
+            }
+        }
+    }
+
+    fn add_node(&mut self, template: usize, name: &str, gpus: u32) {
+        let node = self.observe(template, name, gpus, unnamed(NodeKind::Stowage));
+        let devices = self.setting.template(template).devices(&node, gpus);
+        let reading = idle(&devices);
+        let reported = self.cluster.apply(DevicesReported {
+            node: node.clone(),
+            devices: devices.into(),
+            are_all: true,
+        });
+        debug_assert!(reported.is_ok(), "a template has no more GPUs than a node may");
+        self.cluster.apply(ReadingReported { node, reading: reading.into() });
+    }
+
+    fn observe(&mut self, template: usize, name: &str, gpus: u32, shown: NodeObserved) -> NodeName {
+        let node = NodeName::parse(name).expect("a template's name is short and printable");
+        let machine = self.setting.template(template).machine(&node, &self.setting.resources);
+        let labels = machine.labels.clone();
+        let allocator = shown.kind;
+        self.cluster.apply(NodeObserved { name: node.clone(), labels, machine: Some(machine), ..shown });
+        self.nodes.push(TrialNode { name: node.clone(), template, allocator, gpus, is_empty: true });
+        node
+    }
+
+    /// The node that is best for the pod.
+    fn choose(&mut self, pod: &PodToPlace, uid: &PodUid, offer: Offer<'_>) -> Result<usize, Obstacles> {
+        let offered = self.offered(offer);
+        let request = VerbRequest {
+            uid: uid.clone(),
+            key: pod.key.clone(),
+            demand: pod.demand.clone(),
+            waiting: ObservedWaiting::default(),
+            disruption: None,
+        };
+        let view = DecisionView::take(&mut self.cluster, request);
+        let (accepted, mut obstacles) = self.by_filters(pod, offered);
+        let attempt = ScheduleAttempt { limit: 1, ..view.attempt() };
+        // All at once, or one after the other.
+        let together = match offer {
+            Offer::Any => accepted.len().max(1),
+            Offer::FirstOf(_) => 1,
+        };
+        for some in accepted.chunks(together) {
+            let names = some.iter().map(|node| self.nodes[*node].name.as_str());
+            let list = shortlist(&view.snapshot, &view.request.demand, names, attempt);
+            if let Some(best) = list.best.first() {
+                return Ok(some[best.asked]);
+            }
+            let refused = list.refused.iter();
+            obstacles.extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
+        }
+        // What GPUs lack says more than what a filter of another node refuses, so it comes last and counts.
+        Err(obstacles.into_iter().map(|(node, why)| (self.nodes[node].template, why)).collect())
+    }
+
+    /// All nodes that Stowage hands out and that anything is on, and of the empty ones that are alike the first: it is the one
+    /// that would be chosen of them.
+    fn offered(&self, offer: Offer<'_>) -> Vec<usize> {
+        if let Offer::FirstOf(nodes) = offer {
+            return nodes.to_vec();
+        }
+        let mut empty = BTreeSet::new();
+        let mut differs = |node: &TrialNode| !node.is_empty || empty.insert((node.template, node.gpus));
+        let nodes = self.nodes.iter().enumerate();
+        nodes
+            .filter(|(_, node)| node.allocator == NodeKind::Stowage && differs(node))
+            .map(|(place, _)| place)
+            .collect()
+    }
+
+    /// The nodes that kube-scheduler's filters accept, and why they refuse the others.
+    fn by_filters(&self, pod: &PodToPlace, offered: Vec<usize>) -> (Vec<usize>, Vec<(usize, Obstacle)>) {
+        let query = self.cluster.kube_filters().ask(None, &pod.requirements);
+        let repelled = self.repelled(pod);
+        let (mut accepted, mut refused) = (Vec::with_capacity(offered.len()), Vec::new());
+        for node in offered {
+            match query.verdict(&self.nodes[node].name, &AssumedNodeChange::default()) {
+                FilterVerdict::Accepts if self.is_far_from(node, &repelled) => accepted.push(node),
+                FilterVerdict::Accepts => {
+                    refused.push((node, Obstacle::Rule(UnsupportedRule::InterPodAffinity)));
+                }
+                FilterVerdict::Rejects(reason) => refused.push((node, Obstacle::Filter(reason))),
+                FilterVerdict::Unsupported(rule) => refused.push((node, Obstacle::Rule(rule))),
+            }
+        }
+        (accepted, refused)
+    }
+
+    /// By topology of the pod's own anti-affinities, the values at which there are pods that it repels. The filters know only the
+    /// anti-affinities of pods that are placed.
+    fn repelled<'p>(&'p self, pod: &'p PodToPlace) -> BTreeMap<&'p str, BTreeSet<&'p str>> {
+        let mut repelled: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for term in pod.requirements.repels.iter() {
+            let takes = |place: usize| term.may_take(&self.setting.pod(place).requirements);
+            let there = self.workloads.values().filter(|(any, _)| takes(*any)).flat_map(|(_, nodes)| nodes);
+            let values = there.filter_map(|node| self.topology_value(*node, &term.topology));
+            repelled.entry(&term.topology).or_default().extend(values);
+        }
+        repelled
+    }
+
+    fn is_far_from(&self, node: usize, repelled: &BTreeMap<&str, BTreeSet<&str>>) -> bool {
+        let is_near = |topology, values: &BTreeSet<&str>| {
+            self.topology_value(node, topology).is_some_and(|value| values.contains(value))
+        };
+        !repelled.iter().any(|(topology, values)| is_near(topology, values))
+    }
+
+    fn topology_value(&self, node: usize, topology: &str) -> Option<&str> {
+        let TrialNode { name, template, .. } = &self.nodes[node];
+        match topology {
+            HOSTNAME => Some(name.as_str()),
+            _ => self.setting.template(*template).labels.get(topology).map(String::as_str),
+        }
+    }
+
+    /// The pod runs there from now on.
+    fn bind(&mut self, place: usize, uid: &PodUid, node: usize) -> bool {
+        let name = self.nodes[node].name.clone();
+        let Some(asked) = BindAsked::of(&self.cluster, uid, &name) else { return false };
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.cluster.apply(asked) else {
+            return false;
+        };
+        let devices = placement.recorded();
+        self.cluster.apply(BindingWritten { uid: uid.clone(), node: name.clone(), devices: devices.clone() });
+        self.see(
+            place,
+            uid,
+            ObservedPhase::Bound { node: name.clone(), devices, starting: false, ran: None },
+        );
+        let pod = FilterPod::Bound { footprint: footprint(self.setting.pod(place), name), successor: None };
+        self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod });
+        self.nodes[node].is_empty = false;
+        self.placements.insert(place, placement);
+        let workload = self.workloads.entry(self.setting.pod(place).workload);
+        workload.or_insert_with(|| (place, BTreeSet::new())).1.insert(node);
+        true
+    }
+
+    fn see(&mut self, place: usize, uid: &PodUid, state: ObservedPhase) {
+        let PodToPlace { key, demand, .. } = self.setting.pod(place);
+        let (uid, key, demand) = (uid.clone(), key.clone(), demand.clone());
+        self.cluster.apply(PodObserved(PodObservation { uid, key, demand, state, observed: None }));
+    }
+}
+
+/// The UID of a pod by its place in the question: names need not differ.
+fn uid(place: usize) -> PodUid {
+    PodUid::parse(&format!("pod-{place:08}")).expect("digits are a name")
+}
+
+fn unnamed(kind: NodeKind) -> NodeObserved {
+    NodeObserved::new(NodeName::parse("unnamed").expect("it is a plain word"), kind)
+}
+
+/// A report of GPUs that nothing uses.
+fn idle(devices: &[Device]) -> NodeReading {
+    let gpu = |device: &Device| GpuReading {
+        uuid: device.uuid.clone(),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        engine_load: EngineLoad::NONE,
+    };
+    NodeReading { gpus: devices.iter().map(gpu).collect(), ..NodeReading::default() }
+}
+
+fn footprint(pod: &PodToPlace, node: NodeName) -> NodeFootprint {
+    let asked = &pod.requirements;
+    NodeFootprint {
+        node,
+        amounts: asked.amounts.clone(),
+        ports: asked.ports.clone().into(),
+        repels: asked.repels.clone(),
+        volumes: 0,
+        claims_devices: false,
+    }
+}
+
+/// The places of a placement's GPUs on its node.
+pub fn places_of(devices: &[Device], chosen: &[GpuUuid]) -> Vec<usize> {
+    (0..devices.len()).filter(|place| chosen.contains(&devices[*place].uuid)).collect()
+}

@@ -1,0 +1,71 @@
+//! GPUs by their memory as NVML reports it, and whether an estimate fits on one beside Stowage's headroom.
+
+use super::{Estimate, PartName, pod};
+use crate::capacity_plan::gpu_types::{GPU_TYPES, GpuType};
+use serde::Serialize;
+use stowage_scheduling::units::Bytes;
+
+/// A GPU's name, in short, and its memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuSize {
+    pub name: String,
+    pub memory_bytes: Bytes,
+}
+
+/// What is allocatable of a GPU by default: all but a tenth.
+const ALLOCATABLE_PERCENT: u64 = 90;
+
+impl GpuSize {
+    pub fn of(gpu: &GpuType) -> Self {
+        Self { name: gpu.name.into(), memory_bytes: gpu.total() }
+    }
+}
+
+/// Those that a capacity plan knows by name, too. In order of memory.
+pub fn known() -> impl Iterator<Item = GpuSize> {
+    GPU_TYPES.iter().map(GpuSize::of)
+}
+
+/// An estimate on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuFit {
+    #[serde(flatten)]
+    pub gpu: GpuSize,
+    pub fits: bool,
+    /// How many such engines one GPU holds; with tensor parallelism, how many shares of one.
+    pub engines: u64,
+    /// What a pod has to ask for on each GPU so that its engine has the estimated KV cache there.
+    pub vram_per_gpu_bytes: Bytes,
+    /// What it is told for `--gpu-memory-utilization`, in hundredths: Stowage rounds down.
+    pub fraction_percent: u64,
+    /// The KV cache that its engine has there with that fraction, which does not cover the CUDA context.
+    pub kv_cache_bytes: Bytes,
+}
+
+impl GpuFit {
+    pub fn of(estimate: &Estimate, gpu: GpuSize) -> Self {
+        let memory = gpu.memory_bytes.0.max(1);
+        let counted = estimate.bytes_of(PartName::KvCache) + beside(estimate);
+        let hundredths = (u128::from(counted.0) * 100).div_ceil(memory.into());
+        let share = (u128::from(memory) * hundredths).div_ceil(100);
+        let asked = pod::per_gpu(estimate).max(pod::whole_gib(super::bytes(share)));
+        let engines = memory / 100 * ALLOCATABLE_PERCENT / asked.0.max(1);
+        let fraction_percent = (u128::from(asked.0.min(memory)) * 100 / u128::from(memory)) as u64;
+        let usable = Bytes(memory / 100 * fraction_percent);
+        Self {
+            fits: engines > 0,
+            engines,
+            vram_per_gpu_bytes: asked,
+            fraction_percent,
+            kv_cache_bytes: usable.minus(beside(estimate)),
+            gpu,
+        }
+    }
+}
+
+/// What an engine counts towards its fraction beside its KV cache.
+fn beside(estimate: &Estimate) -> Bytes {
+    estimate.fixed_bytes().minus(estimate.bytes_of(PartName::CudaContext))
+}

@@ -1,0 +1,71 @@
+//! What a pod has to say so that it gets what was estimated: its limit, its annotations and the engine's arguments.
+
+use super::architecture::ModelArchitecture;
+use super::kv_cache::KvCacheDtype;
+use super::{Estimate, PartName, Workload};
+use serde::Serialize;
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::units::text::quantity_text;
+
+/// The lines of a pod that an estimate decides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodLines {
+    /// The limit `stowage.dev/vram`: the pod's total over all its GPUs.
+    pub vram: String,
+    /// The annotation `stowage.dev/kv-cache`: the part of it that is KV cache.
+    pub kv_cache: String,
+    /// The annotation `stowage.dev/gpus`; 1 needs none.
+    pub gpus: u64,
+    /// The engine's arguments, for which the estimate holds.
+    pub args: Vec<String>,
+}
+
+const GIB: u64 = 1 << 30;
+
+/// Up to the next GiB; what does not fit 64 bits stays.
+pub(super) fn whole_gib(bytes: Bytes) -> Bytes {
+    Bytes(bytes.0.checked_next_multiple_of(GIB).unwrap_or(u64::MAX))
+}
+
+/// What the pod asks for on each GPU, whichever it is.
+pub fn per_gpu(estimate: &Estimate) -> Bytes {
+    whole_gib(estimate.per_gpu_bytes)
+}
+
+impl PodLines {
+    /// For so much on each GPU: [`per_gpu`], or what certain GPUs ask for.
+    pub fn of(model: &ModelArchitecture, estimate: &Estimate, workload: &Workload, per_gpu: Bytes) -> Self {
+        let gpus = workload.tensor_parallel;
+        let kv_cache = whole_gib(estimate.bytes_of(PartName::KvCache).times(gpus));
+        Self::with(per_gpu.times(gpus), kv_cache, model, workload)
+    }
+
+    /// For these amounts, over all GPUs.
+    pub fn with(vram: Bytes, kv_cache: Bytes, model: &ModelArchitecture, workload: &Workload) -> Self {
+        let gpus = workload.tensor_parallel;
+        let mut args = vec![
+            "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)".to_owned(),
+            format!("--max-model-len={}", workload.context),
+            format!("--max-num-seqs={}", workload.max_num_seqs),
+            format!("--max-num-batched-tokens={}", workload.max_num_batched_tokens),
+        ];
+        if gpus > 1 {
+            args.push(format!("--tensor-parallel-size={gpus}"));
+        }
+        if model.quantization.is_made_on_load() {
+            args.push(format!("--quantization={}", model.quantization.precision.name));
+        }
+        match workload.kv_cache_dtype {
+            KvCacheDtype::Fp8 => args.push("--kv-cache-dtype=fp8".into()),
+            KvCacheDtype::Bf16 if model.quantization.fp8_kv_cache => {
+                args.push("--kv-cache-dtype=bfloat16".into());
+            }
+            KvCacheDtype::Auto | KvCacheDtype::Bf16 => {}
+        }
+        if !workload.cuda_graphs {
+            args.push("--enforce-eager".into());
+        }
+        Self { vram: quantity_text(vram), kv_cache: quantity_text(kv_cache), gpus, args }
+    }
+}

@@ -1,0 +1,294 @@
+//! How a model's weights are stored, from `quantization_config`: bytes for a parameter, and which modules keep their 16 bits.
+
+use super::config::{ConfigError, Fields};
+use std::collections::BTreeSet;
+use stowage_policy_file::nearest::nearest;
+
+/// Bytes of so many parameters, as a ratio of whole numbers: a group's values with its scale and zero point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Precision {
+    pub name: &'static str,
+    bytes: u64,
+    parameters: u64,
+}
+
+impl Precision {
+    /// bf16 and fp16.
+    pub const HALF: Self = Self { name: "16-bit", bytes: 2, parameters: 1 };
+    pub const FP8: Self = Self { name: "fp8", bytes: 1, parameters: 1 };
+    pub const INT8: Self = Self { name: "int8", bytes: 1, parameters: 1 };
+    /// 128 × 128 values with a scale of 4 bytes: DeepSeek's.
+    pub const FP8_BLOCKS: Self = Self { name: "fp8", bytes: 128 * 128 + 4, parameters: 128 * 128 };
+    /// 32 values of 4 bits with a scale of 1 byte (OCP Microscaling Formats 1.0).
+    pub const MXFP4: Self = Self { name: "mxfp4", bytes: 17, parameters: 32 };
+    /// 16 values of 4 bits with a scale of 1 byte.
+    pub const NVFP4: Self = Self { name: "nvfp4", bytes: 9, parameters: 16 };
+    /// 64 values of 4 bits with a scale of 4 bytes.
+    pub const NF4: Self = Self { name: "nf4", bytes: 36, parameters: 64 };
+    /// AWQ's and GPTQ's usual groups.
+    pub const INT4: Self = Self::grouped(4, 128, true);
+
+    /// Integers of `bits` in groups with a scale of 16 bits and, if `zeros`, a zero point of `bits`.
+    const fn grouped(bits: u64, group: u64, zeros: bool) -> Self {
+        let in_bits = bits * group + 16 + if zeros { bits } else { 0 };
+        let name = if bits == 8 { "int8" } else { "int4" };
+        Self { name, bytes: in_bits, parameters: 8 * group }
+    }
+
+    pub fn bytes_of(self, parameters: u128) -> u128 {
+        parameters.saturating_mul(self.bytes.into()).div_ceil(self.parameters.into())
+    }
+}
+
+/// A part of a layer that a quantization may leave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LayerPart {
+    Mixer,
+    FeedForward,
+    Experts,
+}
+
+const LAYER_PARTS: [LayerPart; 3] = [LayerPart::Mixer, LayerPart::FeedForward, LayerPart::Experts];
+
+/// How a model's weights are stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantization {
+    pub precision: Precision,
+    /// Parts that keep 16 bits in all layers, and those in some.
+    kept: BTreeSet<LayerPart>,
+    kept_in: BTreeSet<(u64, LayerPart)>,
+    /// The file asks for a KV cache of 8 bits.
+    pub fp8_kv_cache: bool,
+    /// What was asked for in place of what the file has.
+    asked: Option<Asked>,
+}
+
+/// Weights that are not stored as they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// The engine makes fp8 of 16 bits while it loads the model.
+    OnLoad,
+    /// Another checkpoint than this file's has them so.
+    Checkpoint,
+}
+
+const METHODS: [&str; 9] = [
+    "fp8",
+    "fbgemm_fp8",
+    "compressed-tensors",
+    "modelopt",
+    "awq",
+    "gptq",
+    "auto-round",
+    "mxfp4",
+    "bitsandbytes",
+];
+
+impl Quantization {
+    /// All weights alike; embeddings and norms have 16 bits either way.
+    pub fn uniform(precision: Precision) -> Self {
+        Self { precision, kept: BTreeSet::new(), kept_in: BTreeSet::new(), fp8_kv_cache: false, asked: None }
+    }
+
+    /// From the object that has `quantization_config`. With `asked`, weights are in that, and the file's method is not looked at:
+    /// it may be one that is not known. What the file leaves out of a quantization another one leaves out, too.
+    pub fn read(fields: &Fields<'_>, asked: Option<Precision>) -> Result<Self, ConfigError> {
+        let Some(fields) = fields.object("quantization_config")? else {
+            let asked = asked.filter(|precision| *precision != Precision::HALF);
+            let how = if asked == Some(Precision::FP8) { Asked::OnLoad } else { Asked::Checkpoint };
+            let read = Self::uniform(asked.unwrap_or(Precision::HALF));
+            return Ok(Self { asked: asked.map(|_| how), ..read });
+        };
+        if asked == Some(Precision::HALF) {
+            return Ok(Self { asked: Some(Asked::Checkpoint), ..Self::uniform(Precision::HALF) });
+        }
+        let own = Self::precision(&fields);
+        let (precision, asked) = match (own, asked) {
+            (own, None) => (own.map_err(or_another)?, None),
+            // The file's own has its groups and scales.
+            (Ok(own), Some(asked)) if own.name == asked.name => (own, None),
+            (_, Some(asked)) => (asked, Some(Asked::Checkpoint)),
+        };
+        let scheme = fields.object("kv_cache_scheme")?;
+        let of_scheme = scheme.map(|scheme| scheme.count_at("num_bits")).transpose()?.flatten();
+        let of_modelopt = fields.text("kv_cache_quant_algo").unwrap_or_default();
+        let mut read = Self { asked, ..Self::uniform(precision) };
+        read.fp8_kv_cache =
+            of_scheme == Some(8) || of_modelopt.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
+        for list in ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"] {
+            fields.texts(list)?.unwrap_or_default().into_iter().for_each(|module| read.keep(module));
+        }
+        Ok(read)
+    }
+
+    fn precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+        let method = fields.text("quant_method")?.ok_or_else(|| fields.refuse("quant_method", "a method"))?;
+        Ok(match method {
+            "fp8" if fields.has("weight_block_size") => Precision::FP8_BLOCKS,
+            "fp8" | "fbgemm_fp8" => Precision::FP8,
+            "modelopt" | "modelopt_fp4" => modelopt(fields)?,
+            "mxfp4" => Precision::MXFP4,
+            "awq" | "gptq" | "auto-round" => integers(fields)?,
+            "compressed-tensors" => compressed_tensors(fields)?,
+            "bitsandbytes"
+                if fields.flag("load_in_8bit", false)? || fields.flag("_load_in_8bit", false)? =>
+            {
+                Precision::INT8
+            }
+            "bitsandbytes" => Precision::NF4,
+            other => {
+                let near = nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
+                let expected = format!("one of {}{near}", METHODS.join(", "));
+                return Err(fields.refuse("quant_method", expected));
+            }
+        })
+    }
+
+    /// A module that keeps 16 bits: one of one layer, or, by a pattern, of all.
+    fn keep(&mut self, module: &str) {
+        let module = module.trim_start_matches("re:").replace("\\.", ".").to_ascii_lowercase();
+        if NOT_COUNTED.iter().any(|word| module.contains(word)) {
+            return;
+        }
+        let layer = module.split_once("layers.").map(|(_, rest)| rest);
+        let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>();
+        let index = layer.and_then(|rest| digits(rest).parse::<u64>().ok());
+        for part in parts_named(&module, layer) {
+            match index {
+                Some(index) => drop(self.kept_in.insert((index, *part))),
+                None => drop(self.kept.insert(*part)),
+            }
+        }
+    }
+
+    /// How this part of a layer is stored.
+    pub fn at(&self, layer: u64, part: LayerPart) -> Precision {
+        let is_kept = self.kept.contains(&part) || self.kept_in.contains(&(layer, part));
+        if is_kept { Precision::HALF } else { self.precision }
+    }
+
+    /// Whether an engine has to be told: it loads what a file has without.
+    pub fn is_made_on_load(&self) -> bool {
+        self.asked == Some(Asked::OnLoad)
+    }
+
+    /// What a table says of it.
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        let name = self.precision.name;
+        let is_kept = !self.kept.is_empty() || !self.kept_in.is_empty();
+        let kept = is_kept.then(|| format!("some modules are not in {name}: the file names them"));
+        let other = (self.asked == Some(Asked::Checkpoint)).then(|| {
+            format!("the file's weights are not in {name}: give the engine a checkpoint whose weights are")
+        });
+        other.into_iter().chain(kept)
+    }
+}
+
+/// Words in the names of modules that are no layers of the language model, though theirs have layers and attention, too.
+const NOT_COUNTED: [&str; 10] = [
+    "visual",
+    "vision",
+    "image",
+    "audio",
+    "speech",
+    "sound",
+    "multi_modal",
+    "multimodal",
+    "projector",
+    "mtp",
+];
+
+/// Modules of a layer that keep 16 bits either way, or are so small beside its matrices that the rest does not follow them.
+const SMALL: [&str; 9] = [
+    "gate",
+    "router",
+    "shared_expert_gate",
+    "conv1d",
+    "in_proj_a",
+    "in_proj_b",
+    "in_proj_ba",
+    "x_proj",
+    "dt_proj",
+];
+
+/// The parts of a layer that a module's name means. What is outside of layers keeps 16 bits either way.
+fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
+    let mut names = module.split('.').map(|name| name.trim_matches(['*', '$', '^']));
+    let last = names.rfind(|name| !name.is_empty()).unwrap_or_default();
+    if SMALL.contains(&last) || last.ends_with("norm") {
+        return &[];
+    }
+    let is_whole =
+        |rest: &str| rest.trim_end_matches(['*', '.', '$']).bytes().all(|byte| byte.is_ascii_digit());
+    let has = |words: &[&str]| words.iter().any(|word| module.contains(word));
+    if has(&["shared_expert"]) {
+        &[LayerPart::FeedForward]
+    } else if has(&["expert"]) {
+        &[LayerPart::Experts]
+    } else if has(&["attn", "attention", "mamba", "mixer"]) {
+        &[LayerPart::Mixer]
+    } else if has(&["mlp", "feed_forward"]) {
+        &[LayerPart::FeedForward, LayerPart::Experts]
+    } else if in_layer.is_some_and(|rest| !rest.is_empty() && is_whole(rest)) {
+        &LAYER_PARTS
+    } else {
+        &[]
+    }
+}
+
+/// The way out of a file that stores its weights in a way that is not known.
+fn or_another(error: ConfigError) -> ConfigError {
+    match error {
+        ConfigError::Invalid { field, found, expected } => {
+            ConfigError::Invalid { field, found, expected: format!("{expected}, or say --quantization") }
+        }
+        other => other,
+    }
+}
+
+fn integers(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+    let bits = fields.number_of(&["bits", "w_bit"])?;
+    // −1 is one group for each channel, whose scales hardly count.
+    let group = fields.number_of(&["group_size", "q_group_size"]).ok();
+    with_bits(fields, "bits", bits, group, true)
+}
+
+fn with_bits(
+    fields: &Fields<'_>,
+    name: &'static str,
+    bits: u64,
+    group: Option<u64>,
+    zeros: bool,
+) -> Result<Precision, ConfigError> {
+    const WHOLE_CHANNEL: u64 = 1 << 16;
+    match bits {
+        4 | 8 => Ok(Precision::grouped(bits, group.unwrap_or(WHOLE_CHANNEL).min(WHOLE_CHANNEL), zeros)),
+        _ => Err(fields.refuse(name, "4 or 8")),
+    }
+}
+
+fn modelopt(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+    match fields.text("quant_algo")?.unwrap_or_default().to_ascii_uppercase().as_str() {
+        "FP8" => Ok(Precision::FP8),
+        "NVFP4" => Ok(Precision::NVFP4),
+        _ => Err(fields.refuse("quant_algo", "FP8 or NVFP4")),
+    }
+}
+
+/// The first group's weights: a file has several only for parts that hardly count.
+fn compressed_tensors(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+    let missing = || fields.refuse("config_groups", "groups with `weights`");
+    let groups = fields.object("config_groups")?.ok_or_else(missing)?;
+    let group = groups.objects().next().ok_or_else(missing)?;
+    let weights = group.object("weights")?.ok_or_else(missing)?;
+    let bits = weights.number("num_bits")?;
+    let group = weights.number_at("group_size").unwrap_or_default();
+    match (weights.text("type")?.unwrap_or("int"), bits) {
+        ("float", 8) => Ok(Precision::FP8),
+        ("float", 4) if group == Some(32) => Ok(Precision::MXFP4),
+        ("float", 4) => Ok(Precision::NVFP4),
+        ("int", 8) if group.is_none() => Ok(Precision::INT8),
+        ("int", _) => with_bits(&weights, "num_bits", bits, group, !weights.flag("symmetric", true)?),
+        _ => Err(weights.refuse("type", "int or float")),
+    }
+}

@@ -1,0 +1,194 @@
+//! An estimate against a running engine: how much of what a pod has reserved is in use, and what it could ask for instead.
+//!
+//! An engine takes its KV cache when it starts and keeps it, full or not, so what its processes have says nothing: what counts is
+//! how full the cache is. One look is one moment. The advice leaves a margin for others, and says that it saw only this one.
+
+use super::architecture::ModelArchitecture;
+use super::kv_cache::KvCache;
+use super::pod::{PodLines, whole_gib};
+use super::{Estimate, PartName, Workload, bytes, grouped};
+use serde::Serialize;
+use stowage_scheduling::units::Bytes;
+
+/// What is known of a running engine. All amounts are over all its GPUs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observation {
+    /// The pod's grant.
+    pub reserved: Option<Bytes>,
+    /// What its processes have, as an agent measured it.
+    pub used: Option<Bytes>,
+    /// The share of its KV cache that is in use, 0 to 1.
+    pub kv_cache_usage: Option<f64>,
+    /// Tokens that its KV cache holds.
+    pub kv_cache_tokens: Option<u64>,
+    pub running: Option<u64>,
+    /// Requests that wait for room.
+    pub waiting: Option<u64>,
+    /// It interrupts its own requests for lack of KV cache.
+    pub preempting: bool,
+}
+
+/// What a pod has and what it could have.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RightSize {
+    pub advice: Advice,
+    pub reserved_bytes: Option<Bytes>,
+    /// What its processes have.
+    pub used_bytes: Option<Bytes>,
+    pub kv_cache_bytes: Bytes,
+    pub kv_cache_usage: f64,
+    pub kv_cache_used_bytes: Bytes,
+    /// All but the free part of the KV cache.
+    pub needed_bytes: Bytes,
+    /// The same with a margin: what the pod's lines ask for.
+    pub needed_with_margin_bytes: Bytes,
+    pub running: Option<u64>,
+    pub waiting: Option<u64>,
+    /// Why, in a sentence.
+    pub reason: String,
+    /// The lines to change; `None` if none is to be.
+    pub pod: Option<PodLines>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Advice {
+    Shrink,
+    Grow,
+    Keep,
+}
+
+/// Why nothing can be said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unobserved {
+    #[error(
+        "the engine does not say how full its KV cache is; vLLM does, with vllm:kv_cache_usage_perc on its metrics page"
+    )]
+    Usage,
+    #[error(
+        "neither the size of its KV cache nor of its memory is known: name what the pod asks for with --reserved, or observe \
+         the pod through `stowage serve`"
+    )]
+    Size,
+}
+
+/// KV cache for a quarter more than is in use.
+const MARGIN_PERCENT: u64 = 25;
+/// Fuller than this, an engine begins to interrupt requests.
+const FULL: f64 = 0.9;
+/// A change of less is not worth a restart.
+const LEAST_CHANGE_PERCENT: u64 = 10;
+
+impl RightSize {
+    pub fn of(
+        model: &ModelArchitecture,
+        workload: &Workload,
+        estimate: &Estimate,
+        seen: &Observation,
+    ) -> Result<Self, Unobserved> {
+        let usage = seen.kv_cache_usage.filter(|usage| usage.is_finite()).ok_or(Unobserved::Usage)?;
+        let usage = usage.clamp(0.0, 1.0);
+        let gpus = workload.tensor_parallel;
+        let cache = KvCache::of(model, workload);
+        let estimated = estimate.fixed_bytes().times(gpus);
+        let holds = kv_cache_bytes(&cache, workload, estimate, seen).ok_or(Unobserved::Size)?;
+        // What was measured is better known than what was estimated, unless it is less than any engine has.
+        let fixed = seen.used.map(|used| used.minus(holds)).filter(|fixed| fixed.0 >= estimated.0 / 2);
+        let fixed = fixed.unwrap_or(estimated);
+        let used = share(holds, usage);
+        let is_full = seen.preempting || usage >= FULL && seen.waiting.is_some_and(|waiting| waiting > 0);
+        let one = bytes(cache.of_one(workload)).times(gpus);
+        let wanted = match is_full {
+            // How much more it needs cannot be seen: what was asked for, or the margin.
+            true => with_margin(holds).max(estimate.bytes_of(PartName::KvCache).times(gpus)),
+            false => with_margin(used),
+        }
+        .max(one);
+        let needed = fixed + used;
+        let per_gpu = whole_gib((fixed + wanted).split(gpus.clamp(1, 64) as u32));
+        let asks = per_gpu.times(gpus);
+        let reserved = seen.reserved.or(seen.used).unwrap_or(fixed + holds);
+        let advice = advice(reserved, asks, is_full);
+        let reason = reason(advice, usage, is_full, (wanted == one).then_some(workload.context), seen);
+        let pod = (advice != Advice::Keep).then(|| PodLines::with(asks, whole_gib(wanted), model, workload));
+        Ok(Self {
+            advice,
+            reserved_bytes: seen.reserved,
+            used_bytes: seen.used,
+            kv_cache_bytes: holds,
+            kv_cache_usage: usage,
+            kv_cache_used_bytes: used,
+            needed_bytes: needed,
+            needed_with_margin_bytes: asks,
+            running: seen.running,
+            waiting: seen.waiting,
+            reason,
+            pod,
+        })
+    }
+}
+
+/// The size of the engine's KV cache: by its tokens, or else what its memory leaves beside the rest.
+fn kv_cache_bytes(
+    cache: &KvCache,
+    workload: &Workload,
+    estimate: &Estimate,
+    seen: &Observation,
+) -> Option<Bytes> {
+    let gpus = workload.tensor_parallel;
+    let by_tokens = || {
+        let of_token = estimate.kv_cache.bytes_per_token.times(gpus);
+        seen.kv_cache_tokens.map(|tokens| of_token.times(tokens))
+    };
+    let rest = || {
+        let has = seen.used.or(seen.reserved)?;
+        Some(has.minus(estimate.fixed_bytes().times(gpus)))
+    };
+    // Engines count tokens of windows and states each in its own way.
+    if cache.is_uniform() { by_tokens().or_else(rest) } else { rest().or_else(by_tokens) }
+}
+
+fn advice(reserved: Bytes, asks: Bytes, is_full: bool) -> Advice {
+    let least = reserved.0 / 100 * LEAST_CHANGE_PERCENT;
+    match is_full {
+        true if asks > reserved => Advice::Grow,
+        false if reserved.minus(asks).0 > least => Advice::Shrink,
+        false if asks.minus(reserved).0 > least => Advice::Grow,
+        _ => Advice::Keep,
+    }
+}
+
+/// With `least`, what is advised is room for one sequence of so many tokens.
+fn reason(advice: Advice, usage: f64, is_full: bool, least: Option<u64>, seen: &Observation) -> String {
+    let percent = (usage * 100.0).round();
+    let cache = format!("its KV cache is {percent} % full");
+    match (advice, least) {
+        _ if is_full => {
+            let waiting = seen.waiting.unwrap_or(0);
+            let what = if seen.preempting {
+                "it interrupts requests".into()
+            } else {
+                format!("{waiting} requests wait")
+            };
+            format!("{cache} and {what}: how much more it needs cannot be seen")
+        }
+        (Advice::Keep, _) => format!("{cache}, and a change would be less than a tenth"),
+        (Advice::Shrink | Advice::Grow, Some(tokens)) => format!(
+            "{cache}; the least is room for one sequence of {} tokens, without which an engine does not start",
+            grouped(tokens.into())
+        ),
+        (Advice::Shrink, None) => format!("{cache}, and a quarter more than it uses is left to it"),
+        (Advice::Grow, None) => format!("{cache}, and it has less than a quarter more than that"),
+    }
+}
+
+fn with_margin(amount: Bytes) -> Bytes {
+    amount + Bytes(amount.0 / 100 * MARGIN_PERCENT)
+}
+
+/// A share from 0 to 1 of an amount, rounded up to thousandths of it.
+fn share(amount: Bytes, share: f64) -> Bytes {
+    let thousandths = (share * 1000.0).ceil() as u128;
+    bytes(u128::from(amount.0) * thousandths / 1000)
+}

@@ -1,0 +1,50 @@
+//! The weights on each GPU: every matrix in its precision, and everything else in 16 bits.
+
+use super::architecture::{Layer, ModelArchitecture};
+use super::quantization::{LayerPart, Precision};
+use super::{Part, PartName, Workload, bytes, grouped};
+use stowage_scheduling::units::Bytes;
+
+/// vLLM's kernels for mxfp4 pad experts to multiples of these, hidden size and intermediate size
+/// (`fused_moe/oracle/mxfp4.py`: Marlin and TensorRT-LLM).
+const MXFP4_MULTIPLES: (u64, u64) = (256, 128);
+
+pub fn part(model: &ModelArchitecture, workload: &Workload) -> Part {
+    let gpus = workload.tensor_parallel;
+    let precision = model.quantization.precision;
+    let split = if gpus > 1 { format!(", over {gpus} GPUs") } else { String::new() };
+    Part {
+        part: PartName::Weights,
+        bytes: on_each(model, gpus),
+        formula: format!("{} parameters in {}{split}", grouped(model.parameters()), precision.name),
+        source: "config.json; shapes of transformers' modules",
+    }
+}
+
+/// On each of so many GPUs.
+pub fn on_each(model: &ModelArchitecture, gpus: u64) -> Bytes {
+    let layers = model.layers.iter().enumerate();
+    let of_layers = layers.map(|(index, layer)| of_layer(model, index as u64, layer, gpus));
+    let embeddings = Precision::HALF.bytes_of(model.embeddings(gpus));
+    bytes(of_layers.fold(embeddings, u128::saturating_add))
+}
+
+fn of_layer(model: &ModelArchitecture, index: u64, layer: &Layer, gpus: u64) -> u128 {
+    let at = |part| model.quantization.at(index, part);
+    let mixer = layer.mixer.parameters(model.hidden, gpus).linear;
+    let feed_forward = layer.feed_forward.parameters(model.hidden, gpus).linear;
+    let plain = model.parameters_of(layer, gpus).plain;
+    let experts = layer.feed_forward.experts().map_or(0, |experts| {
+        let precision = at(LayerPart::Experts);
+        let multiples = if precision == Precision::MXFP4 { MXFP4_MULTIPLES } else { (1, 1) };
+        precision.bytes_of(experts.weights(model.hidden, gpus, multiples))
+    });
+    [
+        at(LayerPart::Mixer).bytes_of(mixer),
+        at(LayerPart::FeedForward).bytes_of(feed_forward),
+        experts,
+        Precision::HALF.bytes_of(plain),
+    ]
+    .into_iter()
+    .fold(0, u128::saturating_add)
+}
