@@ -1,23 +1,20 @@
 //! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; this file
-//! has their list, and what they share: reading traces, seeds, and parallel runs.
+//! has their list, and what they share: seeds, and parallel runs.
 
 mod campaign;
 mod decisions;
 mod faults;
 mod packing;
-mod preemption;
 mod scenario;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use stowage_lab::simulate::openb::{NODES, Trace, TraceText};
 
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
@@ -27,8 +24,6 @@ pub struct SimulateArgs {
 
 #[derive(Debug, Subcommand)]
 enum SimulateCommand {
-    /// Work lost, by eviction policy: Stowage's victims beside kube-scheduler's and others
-    Preemption(preemption::SimulatePreemptionArgs),
     /// GPU allocation, by placement policy: Stowage beside best fit, FGD and other published policies
     Packing(packing::PackingArgs),
     /// Idle serving GPUs harvested: jobs between the replicas of a day, with several autoscalers and victim orders
@@ -54,7 +49,6 @@ enum SimulateCommand {
 impl SimulateArgs {
     pub fn run(self) -> Result<ExitCode> {
         match self.command {
-            SimulateCommand::Preemption(args) => args.run(),
             SimulateCommand::Packing(args) => args.run(),
             SimulateCommand::NightPool(args) => args.run("night-pool"),
             SimulateCommand::MixedModels(args) => args.run("mixed-models"),
@@ -101,32 +95,6 @@ impl FromStr for Seeds {
     }
 }
 
-/// The trace in a directory, with these pods.
-fn trace_in(directory: &Path, pods: &str) -> Result<Trace> {
-    let (nodes, pods) = (file_in(directory, NODES)?, file_in(directory, pods)?);
-    Ok(Trace::read(nodes.as_text(), pods.as_text())?)
-}
-
-/// A file as it was read, with its name for messages.
-struct TraceFile {
-    file: String,
-    text: String,
-}
-
-impl TraceFile {
-    fn as_text(&self) -> TraceText<'_> {
-        TraceText { file: &self.file, text: &self.text }
-    }
-}
-
-fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
-    let path = directory.join(name);
-    let text = std::fs::read_to_string(&path).with_context(|| {
-        format!("{} cannot be read; --trace is the directory of openb's files", path.display())
-    })?;
-    Ok(TraceFile { file: path.display().to_string(), text })
-}
-
 /// Each task's result, in the order of the tasks; as many run at once as the machine has processors.
 fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
@@ -161,7 +129,6 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
-    use stowage_lab::simulate::openb::PODS;
 
     #[test]
     fn seeds_are_one_or_a_range_with_both_its_ends() {
@@ -189,17 +156,6 @@ mod tests {
             (*task, at_work.load(Ordering::SeqCst) >= workers)
         });
         assert_eq!(met, [(1, true), (2, true)]);
-    }
-
-    #[test]
-    fn the_error_for_a_directory_without_the_trace_names_the_missing_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let error = trace_in(directory.path(), PODS).unwrap_err().to_string();
-        assert!(error.contains(NODES) && error.contains("--trace is the directory"), "{error}");
-        std::fs::write(directory.path().join(NODES), "sn,cpu_milli\nn0,1\n").unwrap();
-        std::fs::write(directory.path().join(PODS), "").unwrap();
-        let error = trace_in(directory.path(), PODS).unwrap_err().to_string();
-        assert!(error.contains(NODES) && error.contains("there is no column \"memory_mib\""), "{error}");
     }
 
     #[test]

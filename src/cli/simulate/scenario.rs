@@ -11,11 +11,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_lab::simulate::fleet::scenarios::{
-    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, TargetResult, TraceFileText,
+    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, Spread, TargetResult, TraceFileText,
     VariantLine,
 };
 use stowage_lab::simulate::picture::{Panel, PanelLine, PictureFile};
-use stowage_lab::simulate::preemption::report::Spread;
 
 #[derive(Debug, Args)]
 pub struct ScenarioArgs {

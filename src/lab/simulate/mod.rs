@@ -4,8 +4,8 @@
 //!
 //! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue and
 //! [`random`] the random numbers; `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and
-//! traffic, on which scenarios are played. [`preemption`] measures the work lost by eviction policy, [`packing`] the GPU
-//! allocation by placement policy; [`decisions`] has every answer of the core checked by an oracle.
+//! traffic, on which scenarios are played. [`packing`] measures the GPU allocation by placement policy; [`decisions`] has every
+//! answer of the core checked by an oracle.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -15,6 +15,5 @@ pub mod fleet;
 pub mod openb;
 pub mod packing;
 pub mod picture;
-pub mod preemption;
 mod shown;
 pub mod table;

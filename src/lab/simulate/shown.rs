@@ -1,19 +1,19 @@
-//! A simulated cluster as the core learns of it: nodes with GPUs that are all alike, pods, what a Binding allocates, and what is
-//! kept for a pod that preempts. Each simulation says which; how they are said is this module's.
+//! A simulated cluster as the core learns of it: nodes with GPUs that are all alike, pods, and what a Binding allocates.
+//! Each simulation says which; how they are said is this module's.
 
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use stowage_scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
+use stowage_scheduling::ledger::{ObservedPhase, PodObservation};
 use stowage_scheduling::policy::Policy;
-use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::units::Bytes;
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
 use stowage_scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
 use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use stowage_scheduling::vocabulary::gpu::{Device, GpuSet, Health};
-use stowage_scheduling::vocabulary::placement::{Placement, Reservation};
+use stowage_scheduling::vocabulary::gpu::{Device, Health};
+use stowage_scheduling::vocabulary::placement::Placement;
 
 /// What all GPUs of a node are.
 #[derive(Debug, Clone, Copy)]
@@ -74,21 +74,4 @@ pub fn allocate(cluster: &mut Cluster, uid: &PodUid, node: &NodeName) -> Option<
         Ok(BindAnswer::Write(decision)) => Some(decision.placement),
         Ok(BindAnswer::AlreadyBound) | Err(_) => None,
     }
-}
-
-/// GPUs of a node that are kept for a pod until its victims are gone, with `grace` to go; `None` if there is no such node.
-pub fn reservation(
-    ledger: &Ledger,
-    node: &NodeName,
-    gpus: GpuSet,
-    victims: Vec<PodUid>,
-    grace: Millis,
-) -> Option<Reservation> {
-    let devices = &ledger.node(node)?.devices;
-    Some(Reservation {
-        node: node.clone(),
-        devices: gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
-        victims: victims.into(),
-        deadline: ledger.now() + grace + ledger.policy().preemption.reservation_slack,
-    })
 }

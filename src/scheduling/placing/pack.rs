@@ -58,11 +58,6 @@ impl GpuChoice {
     }
 }
 
-/// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have enough free VRAM.
-pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-    choose_by(&NodeEvaluation::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
-}
-
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. Of several GPUs, the fewest that
 /// are softly reserved for another pod, then such as reach each other over NVLink; then the load of engines in steps, the packing
 /// cost, the exact load, and the lowest indices.

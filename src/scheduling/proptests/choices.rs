@@ -1,6 +1,6 @@
 //! Fit, pack and rank against brute force.
 
-use super::demand;
+use super::{best_fit, demand};
 
 use crate::ids::NodeName;
 use crate::placing::fit::{Misfit, evictions_could_resolve, fit};
@@ -157,7 +157,7 @@ proptest! {
         let best = subsets(gpus.len(), demand.gpus)
             .filter(|set| set.iter().all(|g| has_room_by_definition(&gpus[*g], &demand)))
             .min_by_key(cost);
-        let chosen = pack::choose(&gpus, &demand, GpuSet::ALL);
+        let chosen = best_fit(&gpus, &demand);
         prop_assert_eq!(chosen.map(|set| set.iter().collect::<Vec<_>>()), best);
     }
 

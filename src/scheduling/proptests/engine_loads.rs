@@ -1,7 +1,7 @@
 //! Of places that are otherwise equal, the one whose engines have more KV cache to spare wins.
 
+use super::best_fit;
 use crate::ids::NodeName;
-use crate::placing::pack;
 use crate::placing::rank::{ScheduleAttempt, shortlist};
 use crate::placing::snapshot::Snapshot;
 use crate::policy::Policy;
@@ -31,7 +31,7 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
 fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_cache_wins() {
     // A serving pod: it joins no GPU with a KV cache above 90 %.
     let (policy, demand) = (Policy::default(), demand_of(10, 1, Sharing::Shared, 0));
-    assert_eq!(pack::choose(&[gpu(66, 0), gpu(2, 0)], &demand, GpuSet::ALL), Some(GpuSet::one(1)));
+    assert_eq!(best_fit(&[gpu(66, 0), gpu(2, 0)], &demand), Some(GpuSet::one(1)));
     let snapshot = Snapshot::new(1, 1, vec![node("a", vec![gpu(66, 0)]), node("b", vec![gpu(2, 0)])]);
     let attempt = ScheduleAttempt::unreserved(&policy);
     let best = shortlist(&snapshot, &demand, ["a", "b"].into_iter(), attempt).best;
@@ -53,7 +53,7 @@ proptest! {
     fn pack_never_takes_a_fuller_gpu_where_all_else_is_equal(loads in loads(1..9), wanted in 1u32..4) {
         let gpus: Vec<Gpu> = loads.iter().map(|(kv, queue)| gpu(*kv, *queue)).collect();
         let demand = demand_of(10, wanted, Sharing::Shared, 0);
-        let Some(chosen) = pack::choose(&gpus, &demand, GpuSet::ALL) else {
+        let Some(chosen) = best_fit(&gpus, &demand) else {
             prop_assert!(loads.len() < wanted as usize);
             return Ok(());
         };
@@ -85,7 +85,7 @@ proptest! {
         let charged = |mut gpu: Gpu, more: u64| { gpu.charged += Bytes(more); gpu };
         let gpus = [charged(gpu(full, 0), tight), charged(gpu(calm, 0), roomy)];
         let demand = demand_of(10, 1, Sharing::Shared, 0);
-        prop_assert_eq!(pack::choose(&gpus, &demand, GpuSet::ALL), Some(GpuSet::one(1)));
+        prop_assert_eq!(best_fit(&gpus, &demand), Some(GpuSet::one(1)));
         let (snapshot, policy) = (Snapshot::new(1, 1, vec![node("a", vec![gpus[0]]), node("b", vec![gpus[1]])]), Policy::default());
         let best = shortlist(&snapshot, &demand, ["a", "b"].into_iter(), ScheduleAttempt::unreserved(&policy)).best;
         prop_assert_eq!(best[0].node, 1);

@@ -22,9 +22,11 @@ mod together;
 mod victims;
 
 use super::ledger::Ledger;
+use super::placing::pack;
+use super::placing::packing::NodeEvaluation;
 use super::placing::snapshot::Snapshot;
 use super::vocabulary::demand::{Demand, Sharing};
-use super::vocabulary::gpu::{Device, Gpu};
+use super::vocabulary::gpu::{Device, Gpu, GpuSet};
 use super::vocabulary::node::Node;
 use super::vocabulary::node_reading::Freshness;
 use crate::ids::NodeName;
@@ -44,6 +46,11 @@ pub(super) fn assert_same(one: &mut Ledger, other: &mut Ledger) {
     let stored = |ledger: &Ledger| serde_json::to_string(&ledger.export()).unwrap();
     assert_eq!(stored(one), stored(other));
     assert_eq!(one.snapshot(), other.snapshot());
+}
+
+/// The GPUs that a demand gets by best fit, if enough have free VRAM.
+fn best_fit(gpus: &[Gpu], demand: &Demand) -> Option<GpuSet> {
+    pack::choose_by(&NodeEvaluation::by_best_fit(gpus, demand), GpuSet::ALL).map(|choice| choice.gpus)
 }
 
 /// A cluster of so many nodes with four empty GPUs each.

@@ -1,11 +1,10 @@
 //! Sources of pods and nodes: a trace's files, or a generated trace; and other tools' results, if they are next to the trace.
 
-use crate::cli::simulate::{file_in, trace_in};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use stowage_lab::simulate::openb::published;
 use stowage_lab::simulate::openb::published::{PUBLISHED, PublishedRun, SeedMeans};
-use stowage_lab::simulate::openb::{Trace, built_in, pods_of, variant_of};
+use stowage_lab::simulate::openb::{NODES, Trace, TraceText, built_in, pods_of, variant_of};
 use stowage_lab::simulate::packing::PlayedPolicy;
 
 pub struct PackingTrace {
@@ -27,7 +26,8 @@ impl PackingTrace {
             let found = if variants.is_empty() { "none".into() } else { variants.join(", ") };
             bail!("there is no variant {variant:?} in {}; it has {found}", directory.display());
         }
-        let trace = trace_in(directory, &pods_of(variant))?;
+        let (nodes, pods) = (file_in(directory, NODES)?, file_in(directory, &pods_of(variant))?);
+        let trace = Trace::read(nodes.as_text(), pods.as_text())?;
         Ok(Self {
             published: match directory.join(PUBLISHED).is_file() {
                 true => published::read(file_in(directory, PUBLISHED)?.as_text())?,
@@ -56,4 +56,41 @@ fn variants_in(directory: &Path) -> Result<Vec<String>> {
     }
     variants.sort_unstable();
     Ok(variants)
+}
+
+/// A file as it was read, with its name for messages.
+struct TraceFile {
+    file: String,
+    text: String,
+}
+
+impl TraceFile {
+    fn as_text(&self) -> TraceText<'_> {
+        TraceText { file: &self.file, text: &self.text }
+    }
+}
+
+fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
+    let path = directory.join(name);
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("{} cannot be read; --trace is the directory of openb's files", path.display())
+    })?;
+    Ok(TraceFile { file: path.display().to_string(), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_for_a_directory_without_nodes_names_the_missing_file() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(pods_of("tiny")), "").unwrap();
+        let refusal = || PackingTrace::read(directory.path(), "tiny").err().unwrap().to_string();
+        let error = refusal();
+        assert!(error.contains(NODES) && error.contains("--trace is the directory"), "{error}");
+        std::fs::write(directory.path().join(NODES), "sn,cpu_milli\nn0,1\n").unwrap();
+        let error = refusal();
+        assert!(error.contains(NODES) && error.contains("there is no column \"memory_mib\""), "{error}");
+    }
 }

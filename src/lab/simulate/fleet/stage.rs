@@ -87,8 +87,8 @@ pub struct Stage<'s, T> {
     scheduler: Box<dyn FleetScheduler + 's>,
     fates: Box<dyn Fates + 's>,
     submitted: u64,
-    /// How start times differ from what they should be, if they do.
-    starts: Option<Random>,
+    /// How start times differ from what they should be.
+    starts: Random,
     round_at: Option<Moment>,
     /// Until the next one.
     pause: Millis,
@@ -128,17 +128,12 @@ impl<'s, T> Stage<'s, T> {
             scheduler,
             fates,
             submitted: 0,
-            starts: Some(Random::seeded(seed, 0x57a6e)),
+            starts: Random::seeded(seed, 0x57a6e),
             round_at: Some(START),
             pause: Millis::default(),
             broken: Vec::new(),
             evictions: 0,
         }
-    }
-
-    /// Starts take exactly as long as the hardware's speeds say.
-    pub fn with_exact_starts(self) -> Self {
-        Self { starts: None, ..self }
     }
 
     pub fn now(&self) -> Moment {
@@ -346,7 +341,7 @@ impl<'s, T> Stage<'s, T> {
         let start = self.machines.start(&spec, &node, &devices);
         pod.start = Some(start);
         // No two starts take exactly as long.
-        let factor = self.starts.as_mut().map_or(1.0, |starts| 0.95 + 0.1 * starts.share());
+        let factor = 0.95 + 0.1 * self.starts.share();
         let takes = Millis((start.load.0 as f64 * factor).round() as u64);
         self.events.at(now + start.pull, StageEvent::Pulled(uid.clone()));
         self.events.at(now + start.pull + takes, StageEvent::Ready(uid.clone()));

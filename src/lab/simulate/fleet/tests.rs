@@ -1,7 +1,7 @@
 //! What every scheduler must keep to on the stage, and what Stowage does there.
 
 use super::machines::{MachineSpec, Machines, Sleeper};
-use super::messages::{Envelope, Fate, Fates, Message};
+use super::messages::{Act, Envelope, Fate, Fates, Message};
 use super::pods::PodSpec;
 use super::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use super::stage::{START, ScenarioEvent, Stage};
@@ -32,6 +32,29 @@ fn schedulers(seed: u64) -> [Box<dyn FleetScheduler>; 3] {
         Box::new(StockScheduler::new(Placing::LeastAllocated, Preempting::LowerPriority, seed)),
         Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, seed)),
     ]
+}
+
+/// A scheduler that a test looks into after it has played.
+impl<S: FleetScheduler> FleetScheduler for Rc<RefCell<S>> {
+    fn meet(&mut self, now: Moment, machines: &Machines) {
+        self.borrow_mut().meet(now, machines);
+    }
+
+    fn observe(&mut self, now: Moment, message: &Message) {
+        self.borrow_mut().observe(now, message);
+    }
+
+    fn round(&mut self, now: Moment, machines: &Machines) -> Vec<Act> {
+        self.borrow_mut().round(now, machines)
+    }
+
+    fn reads_reports(&self) -> bool {
+        self.borrow().reads_reports()
+    }
+
+    fn has_pending(&self) -> bool {
+        self.borrow().has_pending()
+    }
 }
 
 /// Pods of all kinds come, run and end, for an hour.

@@ -13,7 +13,7 @@ pub use super::table::TraceText;
 use super::table::TableError;
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, NodeName};
-use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
+use stowage_scheduling::units::{Bytes, MilliCpu};
 
 /// The file of the cluster's nodes.
 pub const NODES: &str = "openb_node_list_gpu_node.csv";
@@ -60,15 +60,7 @@ pub struct TracePod {
     /// The models it may run on; none means any.
     pub models: Arc<[GpuModel]>,
     /// Absent from the variants whose pods have no history.
-    pub life: Option<Life>,
-}
-
-/// A pod's outcome in the trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Life {
-    pub qos: Qos,
-    /// From when it was placed, or created if it never was, until it was gone.
-    pub ran: Millis,
+    pub qos: Option<Qos>,
 }
 
 /// A pod's quality-of-service class in the trace's cluster.
@@ -103,8 +95,6 @@ pub enum TraceError {
         "{file}, line {line}: the pod asks for {gpus} GPUs and {milli} thousandths of each; over several GPUs write 1000, for none 0"
     )]
     PartOfSeveral { file: String, line: usize, gpus: u32, milli: u32 },
-    #[error("{file}, line {line}: the pod was gone before it began; write deletion_time after the others")]
-    Backwards { file: String, line: usize },
     #[error("{file}, line {line}: two nodes are called {name:?}; give each a name of its own")]
     SameName { file: String, line: usize, name: String },
     #[error(

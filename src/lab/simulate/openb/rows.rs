@@ -1,13 +1,13 @@
 //! Parses the rows of the trace's two tables.
 
-use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
+use super::{Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
 use crate::simulate::table::{Column, Table, TableRow};
 use std::collections::BTreeSet;
 use stowage_scheduling::ids::{GpuModel, InvalidName, NodeName};
-use stowage_scheduling::units::{Bytes, MilliCpu, Millis, plural};
+use stowage_scheduling::units::{Bytes, MilliCpu, plural};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
-/// More CPU, memory or time than any machine has; small enough that sums do not overflow.
+/// More CPU or memory than any machine has; small enough that sums do not overflow.
 const MOST: u64 = 1 << 40;
 
 pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
@@ -44,34 +44,15 @@ struct PodColumns {
     gpus: Column,
     milli: Column,
     models: Option<Column>,
-    life: Option<LifeColumns>,
-}
-
-struct LifeColumns {
-    qos: Column,
-    created: Column,
-    placed: Column,
-    gone: Column,
+    qos: Option<Column>,
 }
 
 impl PodColumns {
     fn of(table: &Table<'_>) -> Result<Self, TraceError> {
         let [name, cpu, memory, gpus, milli] =
             table.columns(["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
-        let models = table.column_if_any("gpu_spec");
-        Ok(Self { name, cpu, memory, gpus, milli, models, life: LifeColumns::of(table)? })
-    }
-}
-
-impl LifeColumns {
-    /// Some variants have none of these columns. One that has some has lost the others.
-    fn of(table: &Table<'_>) -> Result<Option<Self>, TraceError> {
-        let names = ["qos", "creation_time", "scheduled_time", "deletion_time"];
-        if names.iter().all(|name| table.column_if_any(name).is_none()) {
-            return Ok(None);
-        }
-        let [qos, created, placed, gone] = table.columns(names)?;
-        Ok(Some(Self { qos, created, placed, gone }))
+        let [models, qos] = ["gpu_spec", "qos"].map(|name| table.column_if_any(name));
+        Ok(Self { name, cpu, memory, gpus, milli, models, qos })
     }
 }
 
@@ -91,7 +72,7 @@ fn pod(
             Some(column) => models(table, row, column)?,
             None => [].into(),
         },
-        life: columns.life.as_ref().map(|columns| life(table, row, columns)).transpose()?,
+        qos: columns.qos.map(|column| qos(table, row, column)).transpose()?,
     };
     let is_whole = match pod.gpus {
         0 => pod.milli == 0,
@@ -135,15 +116,6 @@ fn models(
 ) -> Result<std::sync::Arc<[GpuModel]>, TraceError> {
     let named = row.text(column).split('|').filter(|model| !model.is_empty());
     named.map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse)).collect()
-}
-
-fn life(table: &Table<'_>, row: &TableRow<'_>, columns: &LifeColumns) -> Result<Life, TraceError> {
-    // A pod that was never placed has no such time.
-    let placed = if row.text(columns.placed).is_empty() { columns.created } else { columns.placed };
-    let (began, gone) = (row.whole(placed, MOST)?, row.whole(columns.gone, MOST)?);
-    let (file, line) = (table.file.to_owned(), row.line);
-    let ran = gone.checked_sub(began).ok_or(TraceError::Backwards { file, line })?;
-    Ok(Life { qos: qos(table, row, columns.qos)?, ran: Millis::seconds(ran) })
 }
 
 fn qos(table: &Table<'_>, row: &TableRow<'_>, column: Column) -> Result<Qos, TraceError> {

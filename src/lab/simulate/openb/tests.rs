@@ -25,16 +25,15 @@ fn a_sound_trace_is_read_whole() {
     let trace = read(&nodes(), &pods).unwrap();
     assert_eq!(trace.nodes[1].gpus, 8);
     assert_eq!((trace.pods[0].gpus, trace.pods[0].milli, trace.pods[0].models.len()), (1, 460, 2));
-    assert_eq!(trace.pods[0].life, Some(Life { qos: Qos::BestEffort, ran: Millis::seconds(270) }));
-    // It was never placed: it ran from when it was created.
-    assert_eq!(trace.pods[1].life, Some(Life { qos: Qos::LatencySensitive, ran: Millis::seconds(800) }));
+    assert_eq!(trace.pods[0].qos, Some(Qos::BestEffort));
+    assert_eq!(trace.pods[1].qos, Some(Qos::LatencySensitive));
 }
 
 #[test]
 fn a_variant_without_history_and_models_is_a_trace_too() {
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,4000,8192,8,1000\n";
     let trace = read(&nodes(), pods).unwrap();
-    assert_eq!(trace.pods[0].life, None);
+    assert_eq!(trace.pods[0].qos, None);
     assert!(trace.pods[0].models.is_empty());
 }
 
@@ -52,9 +51,6 @@ fn an_empty_file_is_named() {
 fn a_missing_column_is_named_beside_those_that_are_there() {
     let error = read("sn,cpu_milli,memory_mib,model\nn0,1,1,T4\n", "").unwrap_err().to_string();
     assert!(error.contains("nodes.csv, line 1: there is no column \"gpu\" among sn, cpu_milli"), "{error}");
-    let halved = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos\np0,1,1,1,10,BE\n";
-    let error = read(&nodes(), halved).unwrap_err().to_string();
-    assert!(error.contains("there is no column \"creation_time\""), "{error}");
 }
 
 #[test]
@@ -77,7 +73,6 @@ fn the_error_for_an_invalid_field_names_its_line_and_the_remedy() {
             "p1,1,1,1,460,,best,Running,0,1,0",
             "line 3: qos is \"best\"; write BE, Burstable, Guaranteed or LS",
         ),
-        ("p1,1,1,1,460,,BE,Running,9,8,9", "line 3: the pod was gone before it began"),
         ("p1,1,1,1,460,T 4,BE,Running,0,1,0", "line 3: gpu_spec is \"T 4\": the GPU model"),
         ("p1,1,1,1,460,BE", "line 3: 6 fields under 11 columns"),
         (

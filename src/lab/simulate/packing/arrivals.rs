@@ -21,7 +21,7 @@ pub enum ArrivalDice {
 
 impl ArrivalDice {
     pub fn of(self, seed: u64) -> Random {
-        // Distinct from the preemption simulator's, which are the first nine.
+        // The published figures were drawn with these.
         Random::seeded(seed, 16 + self as u64)
     }
 }

@@ -65,7 +65,7 @@ impl PlayedTrace {
                 kinds.push(PodKind::of(pod, &models));
                 kinds.len() - 1
             });
-            PlayedPod { kind, qos: pod.life.map(|life| life.qos) }
+            PlayedPod { kind, qos: pod.qos }
         };
         let pods = trace.pods.iter().map(&mut pod).collect();
         Self { sites, models, kinds, pods }

@@ -12,7 +12,7 @@ mod running_jobs;
 mod teams;
 mod warm_context;
 
-pub use report::{ScenarioReport, TargetResult, VariantLine};
+pub use report::{ScenarioReport, Spread, TargetResult, VariantLine};
 
 use super::machines::BrokenPromise;
 use super::traffic::TrafficError;

@@ -1,7 +1,6 @@
 //! Runs of one scenario, put together over seeds: a line for each variant, and whether the targets are met.
 
 use super::{Bound, Means, Played, Scenario};
-use crate::simulate::preemption::report::Spread;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -23,6 +22,14 @@ pub struct ScenarioReport {
 pub struct VariantLine {
     pub variant: &'static str,
     pub figures: BTreeMap<&'static str, Spread>,
+}
+
+/// A figure over several seeds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Spread {
+    pub mean: f64,
+    /// The standard deviation of a sample; 0 of a single seed.
+    pub deviation: f64,
 }
 
 /// A target, and what came out.
@@ -75,6 +82,17 @@ impl Verdict {
     }
 }
 
+impl Spread {
+    fn of(figures: impl Iterator<Item = f64>) -> Self {
+        let figures: Vec<f64> = figures.collect();
+        let count = figures.len() as f64;
+        let mean = figures.iter().sum::<f64>() / count.max(1.0);
+        let squares: f64 = figures.iter().map(|figure| (figure - mean).powi(2)).sum();
+        let deviation = if figures.len() < 2 { 0.0 } else { (squares / (count - 1.0)).sqrt() };
+        Self { mean, deviation }
+    }
+}
+
 impl ScenarioReport {
     /// `runs` are by seed, then by variant.
     pub fn of(scenario: &'static Scenario, seeds: &[u64], runs: &[Vec<Played>]) -> Self {
@@ -123,6 +141,13 @@ impl ScenarioReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_deviation_is_that_of_a_sample() {
+        let spread = Spread::of([2.0, 4.0, 6.0].into_iter());
+        assert_eq!((spread.mean, spread.deviation), (4.0, 2.0));
+        assert_eq!(Spread::of([5.0].into_iter()), Spread { mean: 5.0, deviation: 0.0 });
+    }
 
     #[test]
     fn a_target_beyond_the_limit_is_checked_by_the_limit() {

@@ -9,8 +9,6 @@ pub use stowage::Stowage;
 
 use super::machines::Machines;
 use super::messages::{Act, Message};
-use std::cell::RefCell;
-use std::rc::Rc;
 use stowage_scheduling::units::Moment;
 
 pub trait FleetScheduler {
@@ -27,27 +25,4 @@ pub trait FleetScheduler {
 
     /// Whether a pod waits, so that another round may change something.
     fn has_pending(&self) -> bool;
-}
-
-/// A scheduler that its scenario looks into while it plays.
-impl<S: FleetScheduler> FleetScheduler for Rc<RefCell<S>> {
-    fn meet(&mut self, now: Moment, machines: &Machines) {
-        self.borrow_mut().meet(now, machines);
-    }
-
-    fn observe(&mut self, now: Moment, message: &Message) {
-        self.borrow_mut().observe(now, message);
-    }
-
-    fn round(&mut self, now: Moment, machines: &Machines) -> Vec<Act> {
-        self.borrow_mut().round(now, machines)
-    }
-
-    fn reads_reports(&self) -> bool {
-        self.borrow().reads_reports()
-    }
-
-    fn has_pending(&self) -> bool {
-        self.borrow().has_pending()
-    }
 }

@@ -34,6 +34,7 @@ use stowage_scheduling::vocabulary::disruption_info::{
 };
 use stowage_scheduling::vocabulary::image::{ImageId, NodeImage};
 use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::placement::Placement;
 
 /// The pods that a kubelet takes unless it is told otherwise.
 const MAX_PODS: u64 = 110;
@@ -41,7 +42,7 @@ const MAX_PODS: u64 = 110;
 const PODS_PER_RUN: usize = 2048;
 
 pub struct Stowage {
-    pub cluster: Cluster,
+    cluster: Cluster,
     policy: Arc<Policy>,
     names: Vec<String>,
     scores: ScoreCache,
@@ -126,20 +127,15 @@ impl Stowage {
 
     /// kube-scheduler asks about each new pod, and binds it where filter ranks first.
     fn ask(&mut self, acts: &mut Vec<Act>) {
-        for uid in self.take_unasked() {
+        for (.., uid) in std::mem::take(&mut self.unasked) {
             if let Some(node) = self.best(&uid) {
                 self.bind(&uid, &node, acts);
             }
         }
     }
 
-    /// Pods that came since the last call: higher priorities first, then as they came.
-    pub fn take_unasked(&mut self) -> Vec<PodUid> {
-        std::mem::take(&mut self.unasked).into_iter().map(|(.., uid)| uid).collect()
-    }
-
     /// The node that filter ranks first, of all nodes; `None` if the pod fits nowhere.
-    pub fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
+    fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
         let request = self.waiting.get(uid)?.clone();
         let view = self.cluster.apply(FilterAsked(request));
         let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
@@ -153,19 +149,18 @@ impl Stowage {
         Some(view.snapshot.nodes()[best.node].name.clone())
     }
 
-    /// Whether the pod gets GPUs there: then its Binding is written.
-    pub fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) -> bool {
+    /// If the pod gets GPUs there, its Binding is written.
+    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) {
         let placement = shown::allocate(&mut self.cluster, uid, node);
-        acts.extend(placement.iter().map(|placement| Act::Bind {
+        acts.extend(placement.map(|Placement { node, devices, .. }| Act::Bind {
             uid: uid.clone(),
-            node: placement.node.clone(),
-            devices: placement.devices.clone(),
+            node,
+            devices,
         }));
-        placement.is_some()
     }
 
     /// Orders the eviction, unless that was done.
-    pub fn evict(&mut self, victim: &PodUid, preemptor: &PodUid, acts: &mut Vec<Act>) {
+    fn evict(&mut self, victim: &PodUid, preemptor: &PodUid, acts: &mut Vec<Act>) {
         if !self.cluster.is_leaving(victim) && self.ordered.insert(victim.clone()) {
             self.cluster.apply(PodEvicted(victim.clone()));
             acts.push(Act::Evict { uid: victim.clone(), preemptor: Some(preemptor.clone()) });

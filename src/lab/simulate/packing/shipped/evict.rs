@@ -6,7 +6,6 @@ use super::{Shipped, ledger};
 use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedNode};
 use crate::simulate::packing::placer::{Placed, PodArrival};
 use crate::simulate::packing::trace::PodKind;
-use crate::simulate::shown;
 use stowage_scheduling::evicting;
 use stowage_scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
 use stowage_scheduling::ids::{NodeName, PodUid};
@@ -14,6 +13,7 @@ use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::verbs::observe::PodReleased;
 use stowage_scheduling::verbs::wait::Reserve;
 use stowage_scheduling::vocabulary::demand::HostResources;
+use stowage_scheduling::vocabulary::placement::Reservation;
 
 impl Shipped<'_> {
     /// A victim is gone at once.
@@ -26,8 +26,14 @@ impl Shipped<'_> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
         let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
-        let reservation =
-            shown::reservation(&self.ledger, &set.node, set.gpus, set.all_victims(), set.longest_grace)?;
+        let devices = &self.ledger.node(&set.node)?.devices;
+        let slack = self.ledger.policy().preemption.reservation_slack;
+        let reservation = Reservation {
+            node: set.node.clone(),
+            devices: set.gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
+            victims: set.all_victims().into(),
+            deadline: self.ledger.now() + set.longest_grace + slack,
+        };
         self.ledger.apply(Reserve { uid: uid.clone(), reservation }).ok()?;
         let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
         set.evicted().for_each(|victim| {
