@@ -1,4 +1,4 @@
-//! The crate's layers: which module may import from which. The lists in `src/lib.rs` and `src/scheduling/mod.rs` are the truth;
+//! The crate's layers: which module may import from which. The lists in `src/lib.rs` and `src/scheduling/lib.rs` are the truth;
 //! this test reads them, and every path in the code except that of tests.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -71,7 +71,7 @@ fn quoted<'a>(source: &'a str, begins: &'a str) -> impl Iterator<Item = &'a str>
 fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    let evictions = read("src/kubernetes/port/status_change.rs");
+    let evictions = read("src/kubernetes_objects/port/status_change.rs");
     let reason = |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
     let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
@@ -81,7 +81,7 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
             assert!(text.contains(&format!("`{reason}`")), "{page} lacks the reason {reason}");
         }
     }
-    let (events, troubleshooting) = (read("src/kubernetes/port/mod.rs"), read("docs/troubleshooting.md"));
+    let (events, troubleshooting) = (read("src/kubernetes_objects/port/mod.rs"), read("docs/troubleshooting.md"));
     for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
         assert!(troubleshooting.contains(&format!("`{event}`")), "docs/troubleshooting.md lacks {event}");
     }
