@@ -64,7 +64,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     const SHORT: Duration = Duration::from_millis(1);
-    const LONG: Duration = Duration::from_secs(30);
+    const LONG: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn a_source_that_hangs_is_given_up_for_now_and_heard_later() {

@@ -3,8 +3,8 @@
 //! In a memory cgroup of that size where one can be made, and otherwise by the most that the process ever had.
 
 use crate::agent::world::{AgentNode, RunningAgent, bound_to, gpu};
-use crate::client::Client;
-use crate::process::{RunningServe, eventually};
+use crate::client::{Client, PATIENCE};
+use crate::process::{RunningServe, eventually_within};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -179,7 +179,7 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
         world.agent(&["--interval", "100ms", "--extender", &address, "--hf-cache", cache.to_str().unwrap()]);
     let mut command = inside(cgroup.as_ref(), command);
     let agent = RunningAgent::start(&mut command);
-    eventually("it reports the models that it could look at", || {
+    eventually_within(5 * PATIENCE, "it reports the models that it could look at", || {
         let report = crate::agent::world::reported(&extender);
         report["models"].as_array().is_some_and(|models| !models.is_empty())
     });

@@ -80,8 +80,12 @@ impl<S: Read + Write> Client<S> {
 
     /// A page that may come in chunks.
     pub fn get_page(&mut self, path: &str) -> HttpAnswer {
-        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
-        self.read_page().unwrap()
+        self.try_get_page(path).unwrap()
+    }
+
+    pub fn try_get_page(&mut self, path: &str) -> io::Result<HttpAnswer> {
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes())?;
+        self.read_page()
     }
 
     pub fn read_page(&mut self) -> io::Result<HttpAnswer> {

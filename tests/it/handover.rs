@@ -5,7 +5,7 @@
 
 use crate::served::{gpu_labels, without_engines};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::WriteTimes;
@@ -81,17 +81,21 @@ impl LeasedReplica {
         })
     }
 
-    /// A busy machine may take longer than a write's second: kube-scheduler asks again.
+    /// A busy machine may take longer than a write's second: kube-scheduler asks again, and is refused until that write is settled.
     async fn bound(&self, pod: &Value) {
         self.knows(pod).await;
-        let mut answers = Vec::new();
-        while answers.len() < 10 {
-            match self.bind(pod).await.unwrap() {
-                bound if bound.is_empty() => return,
-                refused => answers.push(refused),
+        let mut refusals = BTreeSet::new();
+        let binding = async {
+            loop {
+                match self.bind(pod).await.unwrap() {
+                    bound if bound.is_empty() => return,
+                    refused => drop(refusals.insert(refused)),
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
-        }
-        panic!("{}: {answers:?}", pod["metadata"]["name"]);
+        };
+        let bound = tokio::time::timeout(PATIENCE, binding).await;
+        assert!(bound.is_ok(), "{}: {refusals:?}", pod["metadata"]["name"]);
     }
 
     /// The process ends at once and sends nothing more. Its Lease is given up, as if it had still come to that: the next one
@@ -213,6 +217,12 @@ async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
 /// The list that it made in its wait does not have it, and its watch does not show it.
 #[tokio::test(flavor = "multi_thread")]
 async fn b3_a_binding_that_lands_after_the_next_leader_has_listed_is_known_before_that_one_acts() {
+    // On a machine that stands still for longer than the next leader waits, it does not land in that wait: once more.
+    while !lands_in_the_wait().await {}
+}
+
+/// Whether it did. If so, it was known.
+async fn lands_in_the_wait() -> bool {
     let server = server(1).await;
     let x = create(&server, "x", 0);
     let a = LeasedReplica::acting(&server, "a").await;
@@ -227,11 +237,14 @@ async fn b3_a_binding_that_lands_after_the_next_leader_has_listed_is_known_befor
     server.connections().hold_watches_back("b", "pods");
     // The pod is bound by its creation here, since no write of A would wait for what B does.
     create_bound(&server, "y");
-    assert!(leadership.is_succeeding(), "this machine is too slow");
-    b.acts().await;
-    let answer = b.bind(&x).await.unwrap();
-    assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
-    assert_ne!(answer, "", "y has the GPU");
+    let has_landed = leadership.is_succeeding();
+    if has_landed {
+        b.acts().await;
+        let answer = b.bind(&x).await.unwrap();
+        assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
+        assert_ne!(answer, "", "y has the GPU");
+    }
+    has_landed
 }
 
 #[tokio::test(flavor = "multi_thread")]

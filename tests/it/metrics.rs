@@ -289,10 +289,11 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
     let said = agent.line_with("metrics: http://");
     let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
     let mut text = String::new();
-    crate::served::eventually("the page shows an accepted report", || {
+    crate::served::eventually("the page shows an accepted report, and the GPUs of the latest", || {
         text = Client::connect(address).get("/metrics").text().to_owned();
         let accepted = "stowage_agent_sent_reports_total{outcome=\"accepted\"} ";
         text.lines().any(|line| line.strip_prefix(accepted).is_some_and(|count| count != "0"))
+            && text.contains("\nstowage_agent_gpu_temperature_celsius{")
     });
     assert_clean(&text);
     for line in [

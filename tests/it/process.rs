@@ -21,10 +21,15 @@ fn stowage(arguments: &[&str]) -> Output {
 }
 
 /// Waits until it holds, on the thread of the test.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    eventually_within(PATIENCE, what, holds);
+}
+
+/// The same for what takes a process a while on any machine.
+pub fn eventually_within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < PATIENCE, "it never came that {what}");
+        assert!(started.elapsed() < patience, "it never came that {what}");
         std::thread::park_timeout(Duration::from_millis(100));
     }
 }
@@ -154,7 +159,8 @@ impl RunningServe {
 
     fn line_after(&self, text: &str, before: &mut VecDeque<String>) -> String {
         loop {
-            match self.log.recv_timeout(PATIENCE) {
+            // Between two lines it may read a large cluster.
+            match self.log.recv_timeout(4 * PATIENCE) {
                 Ok(line) if line.contains(text) => return line,
                 Ok(line) => before.push_back(line),
                 Err(_) => panic!("its log never said {text:?}"),

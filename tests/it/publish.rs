@@ -14,7 +14,7 @@ use stowage_server::extender::tls::{ServerFiles, from_pem, load_server};
 use tokio_util::sync::CancellationToken;
 
 /// Longer than a busy machine takes; only what never answers needs it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An agent, and a runtime for it.
 struct PublishingAgent {

@@ -10,7 +10,8 @@ mod using;
 
 use crate::browser::Browser;
 use crate::served::{
-    Served, ServedCluster, exclusive, gpu_report, key_of, on, pod, priority, report, uid_of, without_engines,
+    Served, ServedCluster, eventually, exclusive, gpu_report, key_of, on, pod, priority, report, uid_of,
+    without_engines,
 };
 use serde_json::{Value, json};
 use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
@@ -92,10 +93,11 @@ fn visiting(served: &Served) -> Option<Browser> {
 }
 
 impl Browser {
-    /// Something of this role has a name that contains this.
+    /// Something of this role comes to have a name that contains this.
     fn expect(&mut self, role: &str, name: &str) {
-        let names = self.names(role);
-        assert!(names.iter().any(|of| of.contains(name)), "no {role} {name:?} in {names:#?}");
+        eventually(&format!("there is a {role} {name:?}"), || {
+            self.names(role).iter().any(|of| of.contains(name))
+        });
     }
 
     /// By keyboard, to what has this text.

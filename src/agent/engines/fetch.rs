@@ -336,7 +336,8 @@ mod tests {
         });
         let address =
             MetricsAddress { scheme: Scheme::Http, port, path: PathAndQuery::from_static("/metrics") };
-        let patient = EngineLimits { answer: Duration::from_secs(10), ..EngineLimits::default() };
+        let patience = Duration::from_secs(60);
+        let patient = EngineLimits { connect: patience, answer: patience, ..EngineLimits::default() };
         let answer = Fetcher::new(patient).get(IpAddr::from([127, 0, 0, 1]), &address).await;
         // A hundred pods of a node may do this at once.
         assert!(matches!(answer, Err(FetchError::TooLong(..))), "{answer:?}");

@@ -39,7 +39,7 @@ impl NvmlFixture {
 
     /// Samples until the events that were played have been read.
     fn until(&mut self, is_seen: impl Fn(&GpuSample) -> bool) -> GpuSample {
-        let given_up = Instant::now() + Duration::from_secs(20);
+        let given_up = Instant::now() + Duration::from_secs(60);
         loop {
             let sample = self.sample();
             if is_seen(&sample) {

@@ -83,7 +83,7 @@ impl PodResources {
     /// One that waits for an answer longer than a busy machine takes.
     #[cfg(test)]
     pub fn patient(socket: PathBuf) -> Self {
-        let timeouts = Timeouts { answer: Duration::from_secs(30), ..TIMEOUTS };
+        let timeouts = Timeouts { answer: Duration::from_secs(60), ..TIMEOUTS };
         Self { timeouts, ..Self::new(socket) }
     }
 

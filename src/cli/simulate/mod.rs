@@ -149,7 +149,7 @@ mod tests {
         let at_work = AtomicUsize::new(0);
         let met = side_by_side(&[1, 2], |task| {
             at_work.fetch_add(1, Ordering::SeqCst);
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + Duration::from_secs(60);
             while at_work.load(Ordering::SeqCst) < workers && Instant::now() < deadline {
                 thread::yield_now();
             }

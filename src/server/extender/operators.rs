@@ -321,7 +321,7 @@ mod tests {
             pages::snapshot(ledger, &mut snapshot).unwrap();
             done.send((text, String::from_utf8(snapshot).unwrap())).unwrap();
         });
-        let outcome = outcome.recv_timeout(Duration::from_secs(30));
+        let outcome = outcome.recv_timeout(Duration::from_secs(60));
         let (text, snapshot) = outcome.expect("a page waits for the lock of the ledger");
         assert!(text.contains("\nstowage_nodes 1\n"), "{text}");
         assert!(snapshot.contains(r#""violations":[]"#), "{snapshot}");

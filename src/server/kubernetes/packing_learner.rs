@@ -82,7 +82,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_packing_model_is_learned_once_enough_pods_have_come() {
-        let service = Service::new(Policy::default());
+        let service = Service::with_stopped_clock(Policy::default());
         let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
         for n in 0..10 {
             learning.tick();
@@ -100,7 +100,7 @@ mod tests {
 
     #[tokio::test]
     async fn after_a_long_run_learning_rests() {
-        let service = Service::new(Policy::default());
+        let service = Service::with_stopped_clock(Policy::default());
         let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
         (0..10).for_each(|n| arrive(&mut index, &service, n));
         learning.tick();

@@ -524,7 +524,7 @@ mod tests {
             });
             begun.recv().unwrap();
             for _ in 0..100 {
-                let index = feed.index.try_lock_for(std::time::Duration::from_secs(5));
+                let index = feed.index.try_lock_for(std::time::Duration::from_secs(60));
                 assert!(index.is_some(), "the index waits for the labels");
                 drop(index);
                 std::thread::sleep(std::time::Duration::from_millis(1));

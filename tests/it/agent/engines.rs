@@ -79,13 +79,15 @@ fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
     let good = world.pod("good", at(engine.port));
     let hung = world.pod("hung", at(hung.local_addr().unwrap().port()));
     let dead = world.pod("dead", at(NOBODYS));
-    let problem =
-        |report: &Value, pod| engine_of(report, pod)["problem"].as_str().unwrap_or_default().to_owned();
+    // A busy machine may keep any of the three waiting for as long as the hung one.
+    let is_told = |report: &Value, pod, why| {
+        engine_of(report, pod)["problem"].as_str().is_some_and(|problem| problem.contains(why))
+    };
     let report = world.look_until(&[], |report| {
-        is_serving(report, &good) && !problem(report, &hung).is_empty() && !problem(report, &dead).is_empty()
+        is_serving(report, &good)
+            && is_told(report, &hung, "has not answered in full")
+            && is_told(report, &dead, "nothing listens")
     });
-    assert!(problem(&report, &hung).contains("has not answered in full"), "{report:#}");
-    assert!(problem(&report, &dead).contains("nothing listens"), "{report:#}");
     for pod in [&hung, &dead] {
         let shown = engine_of(&report, pod);
         assert_eq!((&shown["state"], &shown["kvCacheUsage"]), (&json!("starting"), &Value::Null));

@@ -45,8 +45,9 @@ fn vram_of_pods_and_unowned_vram_are_charged_separately() {
     assert_eq!((&gpu["totalBytes"], &gpu["usedBytes"]), (&json!(80 * GIB), &json!(60 * GIB)));
     assert_eq!((&gpu["model"], &gpu["utilizationPercent"]), (&json!("NVIDIA-H100-80GB-HBM3"), &json!(73)));
     assert_eq!(report["findings"], Value::Null);
-    let measured = measured(&extender, "GPU-a").unwrap();
-    assert_eq!(measured.attributed.len(), 1);
+    eventually("the ledger has it", || {
+        measured(&extender, "GPU-a").is_some_and(|gpu| gpu.attributed.len() == 1)
+    });
     // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 allocated, and 40 unaccounted.
     eventually("what nobody owns is believed", || extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty());
     assert_eq!(extender.passed(&pod("small", "10Gi"), &[NODE]), [NODE]);
@@ -60,7 +61,7 @@ fn mig_slices_are_listed_after_their_gpu() {
     let world = AgentNode::of([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }, gpu("b")]);
     let llama = world.pod("llama", |_| {});
     world.runs_in(10, &llama);
-    let report = world.look_until(&[], |report| report["gpus"].is_array());
+    let report = world.look_until(&[], |report| report["gpus"][1]["processes"][0]["pod"].is_string());
     let shown: Vec<_> =
         report["gpus"].as_array().unwrap().iter().map(|g| (&g["uuid"], &g["parent"])).collect();
     let (a, none) = (json!("GPU-a"), Value::Null);
@@ -69,8 +70,10 @@ fn mig_slices_are_listed_after_their_gpu() {
     assert_eq!(report["gpus"][1]["processes"][0]["pod"], uid(&llama));
     let extender = world.extender();
     let _agent = world.start(&agents_at(&extender));
-    eventually("the ledger has them", || healths(&extender).iter().any(|(uuid, _)| uuid == "MIG-y"));
-    assert!(measured(&extender, "MIG-x").is_some_and(|slice| slice.attributed.len() == 1));
+    eventually("the ledger has them", || {
+        healths(&extender).iter().any(|(uuid, _)| uuid == "MIG-y")
+            && measured(&extender, "MIG-x").is_some_and(|slice| slice.attributed.len() == 1)
+    });
 }
 
 #[test]

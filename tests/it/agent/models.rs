@@ -64,9 +64,9 @@ fn a_mounted_folder_without_models_yet_is_not_missing() {
     let home = world.folder().join("models");
     std::fs::create_dir(&home).unwrap();
     for cache in [home.join("hub"), home.clone()] {
-        let report =
-            world.look_until(&["--hf-cache", cache.to_str().unwrap()], |report| report["gpus"].is_array());
-        assert_eq!(report["missing"], Value::Null, "{cache:?}: {report:#}");
+        world.look_until(&["--hf-cache", cache.to_str().unwrap()], |report| {
+            report["gpus"].is_array() && report["missing"].is_null()
+        });
     }
 }
 

@@ -16,7 +16,7 @@ fn a_process_is_attributed_by_cgroup_before_its_pod_is_known() {
     let world = AgentNode::of([busy("a", &[(10, 10)])]);
     let foreign_pod = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
     world.runs_in(10, &foreign_pod);
-    let report = world.look_until(&[], |report| report["gpus"].is_array());
+    let report = world.look_until(&[], |report| owner(report).is_string());
     assert_eq!(owner(&report), uid(&foreign_pod));
 }
 

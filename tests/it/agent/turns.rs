@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 /// An init container of a pod: it runs in the pod's cgroup from its first moment on.
 fn asks(world: &AgentNode, pod: &Value, socket: &Path) -> Child {
     let mut container = Command::new("sh")
-        .args(["-c", "read go && exec \"$0\" wait-turn --socket \"$1\"", env!("CARGO_BIN_EXE_stowage")])
+        .args(["-c", "read go && exec \"$0\" wait-turn --agent-limit 10m --socket \"$1\""])
+        .arg(env!("CARGO_BIN_EXE_stowage"))
         .arg(socket)
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())

@@ -149,7 +149,7 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
         cluster.kubeconfig.path(),
         &[&["--admin", "127.0.0.1:0"], &FLAGS[..6]].concat(),
     );
-    assert!(is_trusted(running.agents, &old.pem));
+    eventually("it is served", || is_trusted(running.agents, &old.pem));
     // Agents find its CA in the ConfigMap, where nobody has put it.
     let told = running.line_with("has no CA of this certificate");
     assert!(told.contains("ERROR") && told.contains("kube-system/stowage-agents-ca"), "{told}");

@@ -6,6 +6,7 @@ use crate::client::PATIENCE;
 use crate::served::{Served, ServedCluster, endpoints, node, report};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use stowage_agent::publish::{Destination, PublishOutcome, Publisher};
@@ -22,9 +23,13 @@ use tokio_util::sync::CancellationToken;
 
 const AGENTS: usize = 50;
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// What a kubelet takes at most to bring the ConfigMap to an agent. The agent reads the file with its next report, a second
-/// later, or two on a busy machine.
+/// What a kubelet takes at most to bring the ConfigMap to an agent. The agent reads the file with its next report, a second later.
 const KUBELET_TAKES: Duration = Duration::from_millis(500);
+/// Later than this is no kubelet, and no report from its beginning to the end of the next. Together they are within what a new CA
+/// waits for.
+const LATEST_FILE: u64 = 700;
+const LATEST_REPORT: u64 = 1600;
+const TICK: u64 = 50;
 
 /// How fast certificates are replaced, and how many are to be.
 #[derive(Clone, Copy)]
@@ -38,18 +43,55 @@ struct Rotation {
     cas: usize,
 }
 
-static START: LazyLock<(Instant, jiff::Timestamp)> =
-    LazyLock::new(|| (Instant::now(), jiff::Timestamp::now()));
+static START: LazyLock<jiff::Timestamp> = LazyLock::new(jiff::Timestamp::now);
 
-/// A clock on which so many days pass in a second. It starts now: the agents verify certificates by the machine's clock, which is
-/// never ahead of this one.
+/// The replicas' milliseconds. They pass as the machine's do, but while a kubelet or an agent is late: how long a new CA is to wait
+/// for them is not for a busy machine to say.
+static MILLIS: AtomicU64 = AtomicU64::new(0);
+
+fn millis() -> u64 {
+    MILLIS.load(Ordering::SeqCst)
+}
+
+/// A clock on which so many days pass in a second of the replicas. It starts now: by the machine's clock, by which the agents
+/// verify certificates, none of its certificates ends.
 fn fast<const DAYS: u32>() -> jiff::Timestamp {
-    let (started, at) = *START;
-    at + jiff::SignedDuration::try_from(started.elapsed() * 24 * 3600 * DAYS).unwrap()
+    let elapsed = Duration::from_millis(millis()) * 24 * 3600 * DAYS;
+    *START + jiff::SignedDuration::try_from(elapsed).unwrap()
 }
 
 fn time_source(wall: fn() -> jiff::Timestamp) -> TimeSource {
-    TimeSource { wall, ..TimeSource::SYSTEM }
+    TimeSource { wall, monotonic: || Duration::from_millis(millis()) }
+}
+
+/// When what is done began: the files' latest bundle was looked up, and each agent's latest report that has ended was begun.
+struct RotationProgress {
+    files: AtomicU64,
+    reports: [AtomicU64; AGENTS],
+}
+
+impl RotationProgress {
+    /// There are no agents yet, whose reports could be late.
+    fn new() -> Arc<Self> {
+        let reports = std::array::from_fn(|_| AtomicU64::new(u64::MAX / 2));
+        Arc::new(Self { files: AtomicU64::default(), reports })
+    }
+
+    fn is_nobody_late(&self) -> bool {
+        let began = |at: &AtomicU64| at.load(Ordering::SeqCst);
+        let report = self.reports.iter().map(began).min().expect("there are agents");
+        began(&self.files) + LATEST_FILE >= millis() && report + LATEST_REPORT >= millis()
+    }
+
+    /// Lets time pass.
+    async fn run(self: Arc<Self>) {
+        loop {
+            sleep(Duration::from_millis(TICK)).await;
+            if self.is_nobody_late() {
+                MILLIS.fetch_add(TICK, Ordering::SeqCst);
+            }
+        }
+    }
 }
 
 /// A replica that keeps its certificate in the stand-in API server.
@@ -113,10 +155,10 @@ fn name_of(agent: usize) -> String {
 }
 
 /// Brings the ConfigMap to each agent's file, to each after another time.
-async fn kubelets(api: Arc<ApiServer>, files: Vec<PathBuf>) {
+async fn kubelets(api: Arc<ApiServer>, files: Vec<PathBuf>, progress: Arc<RotationProgress>) {
     let mut brought = String::new();
     loop {
-        let bundle = published(&api);
+        let (looked, bundle) = (millis(), published(&api));
         if bundle != brought {
             let writes = files.iter().enumerate().map(|(agent, file)| {
                 let (file, bundle) = (file.clone(), bundle.clone());
@@ -128,6 +170,7 @@ async fn kubelets(api: Arc<ApiServer>, files: Vec<PathBuf>) {
             futures::future::join_all(writes).await;
             brought = bundle;
         }
+        progress.files.store(looked, Ordering::SeqCst);
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -148,7 +191,13 @@ struct Tally {
 
 /// Reports every second until the end. Every other agent connects again each time, as one that restarts: a connection once made
 /// needs no certificate any more.
-async fn agent(number: usize, replicas: Vec<Destination>, ca: PathBuf, end: CancellationToken) -> Tally {
+async fn agent(
+    number: usize,
+    replicas: Vec<Destination>,
+    ca: PathBuf,
+    progress: Arc<RotationProgress>,
+    end: CancellationToken,
+) -> Tally {
     let new = || Publisher::new(replicas.clone(), None, Some(ca.clone())).unwrap().with_patience(PATIENCE);
     let (mut publisher, mut tally) = (new(), Tally::default());
     sleep(Duration::from_millis(1000 * number as u64 / AGENTS as u64)).await;
@@ -160,9 +209,11 @@ async fn agent(number: usize, replicas: Vec<Destination>, ca: PathBuf, end: Canc
             publisher = new();
         }
         tally.sent += 1;
+        let began = millis();
         let report: NodeReport =
             serde_json::from_value(report(&name_of(number), "boot", tally.sent, 2)).unwrap();
         publisher.publish(report, Instant::now()).await;
+        progress.reports[number].store(began, Ordering::SeqCst);
         let state = publisher.state();
         let accepted = state.replicas.values().filter(|one| one.latest == PublishOutcome::Accepted);
         if accepted.count() != replicas.len() || !state.problems.is_empty() {
@@ -180,7 +231,9 @@ fn rotate(rotation: Rotation) {
     let replicas = [(); 2].map(|()| RotatingReplica::start(&api, &runtime, rotation));
     let folder = tempfile::tempdir().unwrap();
     let files: Vec<PathBuf> = (0..AGENTS).map(|agent| folder.path().join(format!("{agent}.crt"))).collect();
-    let kubelets = runtime.spawn(kubelets(api.clone(), files.clone()));
+    let progress = RotationProgress::new();
+    let kubelets = runtime.spawn(kubelets(api.clone(), files.clone(), progress.clone()));
+    let time = runtime.spawn(progress.clone().run());
     let end = CancellationToken::new();
     let tallies = runtime.block_on(async {
         // Agents that are there before the first CA lose what they cannot send: another test's matter.
@@ -191,7 +244,8 @@ fn rotate(rotation: Rotation) {
             replicas.iter().map(|one| format!("https://{}", one.agents).parse().unwrap()).collect();
         let mut agents: JoinSet<Tally> = JoinSet::new();
         for (number, file) in files.iter().enumerate() {
-            agents.spawn(agent(number, extenders.clone(), file.clone(), end.clone()));
+            progress.reports[number].store(millis(), Ordering::SeqCst);
+            agents.spawn(agent(number, extenders.clone(), file.clone(), progress.clone(), end.clone()));
         }
         let mut signed = std::collections::BTreeSet::new();
         for turn in 0.. {
@@ -210,11 +264,12 @@ fn rotate(rotation: Rotation) {
         agents.join_all().await
     });
     kubelets.abort();
+    time.abort();
     let sent: u64 = tallies.iter().map(|tally| tally.sent).sum();
     let lost: Vec<&String> = tallies.iter().flat_map(|tally| &tally.lost).collect();
     println!(
-        "{sent} reports of {AGENTS} agents to two replicas in {:?}; certificates: {:?}; CAs: {}",
-        START.0.elapsed(),
+        "{sent} reports of {AGENTS} agents to two replicas in {} ms of theirs; certificates: {:?}; CAs: {}",
+        millis(),
         replicas.each_ref().map(RotatingReplica::certificates),
         rotation.cas
     );

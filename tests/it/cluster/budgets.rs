@@ -6,7 +6,7 @@ use super::*;
 async fn disruption_budgets_are_watched() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
-    assert!(replica.service.cluster().budgets_known());
+    eventually("budgets are read", || replica.service.cluster().budgets_known()).await;
     let budget = json!({
         "metadata": {"name": "chat", "namespace": "default"},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "chat"}}},

@@ -35,9 +35,13 @@ async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_o
     // Without renewals it does not stay open for long.
     eventually("the gate shuts without renewals", || !leadership.is_open()).await;
 
-    server.patch(path, &neighbors_lease("stowage-0_1b2c", renewed + 1, 15)).unwrap();
-    eventually("the gate opens again", || leadership.is_open()).await;
-    server.patch(path, &neighbors_lease("stowage-1_77", renewed + 2, 15)).unwrap();
+    eventually("the gate opens again", || {
+        renewed += 1;
+        server.patch(path, &neighbors_lease("stowage-0_1b2c", renewed, 15)).unwrap();
+        leadership.is_open()
+    })
+    .await;
+    server.patch(path, &neighbors_lease("stowage-1_77", renewed + 1, 15)).unwrap();
     eventually("the gate shuts for another holder", || !leadership.is_open()).await;
     assert_eq!(leading(), 0);
     replica.stop().await;

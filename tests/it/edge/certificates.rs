@@ -1,5 +1,6 @@
 //! S7: certificates and the client CA are reloaded from their files, on every address.
 
+use crate::client::Client;
 use crate::process::{RunningServe, eventually, json_dump};
 use crate::served::{args, pod};
 use crate::tls::{Ca, Identity, TlsFixture, connect};
@@ -47,12 +48,15 @@ fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejecte
     let told = running.line_with("the previous certificate stays in use");
     assert!(told.contains("ERROR") && told.contains("--tls-cert"), "{told}");
     assert!(is_answered(&running, &new, &new), "the last good one goes on");
-    let metrics = crate::client::Client::connect(running.operators).get_page("/metrics");
     for line in [
         "stowage_tls_reload_failed{address=\"scheduler\"} 1",
         "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"applied\"} 1",
         "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"rejected\"} 1",
     ] {
-        assert!(metrics.text().lines().any(|found| found == line), "no {line}");
+        // It is counted after it is said.
+        eventually(line, || {
+            let metrics = Client::connect(running.operators).get_page("/metrics");
+            metrics.text().lines().any(|found| found == line)
+        });
     }
 }

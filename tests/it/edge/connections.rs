@@ -3,7 +3,7 @@
 use super::source::{ATTACKER, ClientAddress};
 use crate::client::{Client, PATIENCE, post_head};
 use crate::process::{RunningServe, json_dump};
-use crate::served::{Served, ServedCluster, args, endpoints, eventually, pod, report};
+use crate::served::{Served, ServedCluster, args, endpoints, eventually, node, pod, report};
 use crate::tls::{Ca, TlsFixture};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -61,7 +61,8 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
     }
 }
 
-/// A limit that a test can wait for. A busy machine may keep a client waiting for as long: no other limit of its test is as short.
+/// A limit that a test can wait for. A busy machine may keep any client waiting for as long: beside the one that exceeds it there
+/// is none, or it asks again.
 const SHORT: Duration = Duration::from_millis(200);
 
 fn limits(shorten: fn(&mut ConnectionLimits)) -> RequestLimits {
@@ -72,6 +73,10 @@ fn limits(shorten: fn(&mut ConnectionLimits)) -> RequestLimits {
 
 fn served_within(limits: RequestLimits, gpus: &[(&str, u32)]) -> Served {
     let mut cluster = ServedCluster::of(gpus);
+    if gpus.is_empty() {
+        // Without a report, which would have to come within the limits.
+        cluster.nodes.push(node("node-a"));
+    }
     cluster.limits = limits;
     cluster.serve()
 }
@@ -89,7 +94,9 @@ fn says(address: SocketAddr, text: &str) -> String {
 }
 
 fn dropped(served: &Served, address: &str, reason: &str) -> u64 {
-    served.metric(&format!("stowage_connections_dropped_total{{address=\"{address}\",reason=\"{reason}\"}}"))
+    served.metric_past_limits(&format!(
+        "stowage_connections_dropped_total{{address=\"{address}\",reason=\"{reason}\"}}"
+    ))
 }
 
 /// What a client does, what is answered, as what it is counted, and the limit that it exceeds.
@@ -119,7 +126,7 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
         Misuse { says: "nonsense\r\n\r\n", answer: "HTTP/1.1 400", cause: "bad-http", shorten: |_| {} },
     ];
     for Misuse { says: text, answer, cause, shorten } in misuses {
-        let served = served_within(limits(shorten), &[("node-a", 1)]);
+        let served = served_within(limits(shorten), &[]);
         for (address, name) in
             [(served.scheduler, "scheduler"), (served.agents, "agents"), (served.operators, "operators")]
         {
@@ -128,14 +135,15 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
             assert_eq!(answered.is_empty(), answer.is_empty(), "{name} {cause}: {answered}");
             eventually("it is counted", || dropped(&served, name, cause) >= 1);
         }
-        assert_eq!(Client::connect(served.operators).get("/healthz").status, 200, "{cause}");
+        eventually(&format!("another one is answered after {cause}"), || {
+            Client::connect(served.operators).try_get("/healthz").is_ok_and(|answer| answer.status == 200)
+        });
     }
 }
 
 #[test]
 fn s1_a_request_has_a_timeout_as_a_whole() {
-    // Long enough for the pages that are read here.
-    let served = served_within(limits(|limits| limits.request = 10 * SHORT), &[("node-a", 1)]);
+    let served = served_within(limits(|limits| limits.request = SHORT), &[]);
     for (address, name, path) in
         [(served.scheduler, "scheduler", "/scheduler/filter"), (served.agents, "agents", "/v1/reports")]
     {
@@ -158,7 +166,7 @@ fn s1_a_tls_handshake_has_a_timeout() {
         (first_bytes_of_a_handshake, "handshake-timeout", limits(|limits| limits.handshake = SHORT)),
         ("GET / HTTP/1.1\r\n\r\n", "handshake-failed", RequestLimits::default()),
     ] {
-        let served = served_within(limits, &[("node-a", 1)]);
+        let served = served_within(limits, &[]);
         let (mut endpoints, [_, address, _]) = endpoints();
         endpoints.agents.tls = Some(load_server(&certificate).unwrap());
         let stop = CancellationToken::new();
@@ -174,12 +182,13 @@ fn s1_a_tls_handshake_has_a_timeout() {
 fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
     let names: Vec<String> = (0..600).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
-    // Long enough for the client that reads.
     let served = served_within(limits(|limits| limits.write = 10 * SHORT), &gpus);
     let mut unread = TcpStream::connect(served.operators).unwrap();
     unread.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     eventually("it is counted", || dropped(&served, "operators", "not-reading") == 1);
-    assert_eq!(Client::connect(served.operators).get_page("/debug/snapshot").status, 200, "its turn is over");
+    eventually("another one is sent the page", || {
+        Client::connect(served.operators).try_get_page("/debug/snapshot").is_ok_and(|page| page.status == 200)
+    });
     drop(unread);
 }
 
@@ -187,7 +196,12 @@ fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
 fn s1_a_source_at_its_connection_limit_loses_its_own_connections() {
     let served = served_within(
         RequestLimits {
-            connections: ConnectionLimits { per_source: 8, ..ConnectionLimits::default() },
+            // Nobody loses a connection for being silent, however slow the machine is.
+            connections: ConnectionLimits {
+                per_source: 8,
+                first_byte: 10 * PATIENCE,
+                ..ConnectionLimits::default()
+            },
             ..RequestLimits::default()
         },
         &[("node-a", 1)],

@@ -8,12 +8,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use stowage_lab::demo::api_server::ApiServer;
 use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 use stowage_server::extender::operators::{Guard, guards};
 use stowage_server::extender::server;
 use stowage_server::extender::tls::{ServerFiles, load_server};
 use stowage_server::kubernetes::AccessReviews;
+use stowage_server::service::TimeSource;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
@@ -88,6 +91,8 @@ fn the_snapshot_has_no_number_that_javascript_would_round() {
 struct GuardedPages {
     served: Served,
     api: ApiServer,
+    /// What this test does until the service may have more to ask.
+    deferred: fn(),
     _runtime: Runtime,
 }
 
@@ -96,6 +101,10 @@ const JANE: &str = "team-a/jane";
 
 impl GuardedPages {
     fn start() -> Self {
+        Self::start_by(TimeSource::SYSTEM, || std::thread::park_timeout(Duration::from_millis(100)))
+    }
+
+    fn start_by(time: TimeSource, deferred: fn()) -> Self {
         let runtime = Runtime::new().unwrap();
         let api = runtime.block_on(ApiServer::start()).unwrap();
         let client = {
@@ -104,7 +113,8 @@ impl GuardedPages {
         };
         let mut cluster = ServedCluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
         cluster.pages = Some(Arc::new(AccessReviews::new(client)));
-        Self { served: cluster.serve(), api, _runtime: runtime }
+        cluster.time = time;
+        Self { served: cluster.serve(), api, deferred, _runtime: runtime }
     }
 
     fn token(&self, account: &str) -> String {
@@ -113,13 +123,13 @@ impl GuardedPages {
 
     /// Asks again while the service defers: one source may ask about so many pages at once, and then about some a second.
     fn status(&self, page: &str, token: Option<&str>) -> (u16, String) {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         loop {
             let answer = self.status_now(page, token);
             if answer.0 != 503 || began.elapsed() > crate::client::PATIENCE {
                 break answer;
             }
-            std::thread::park_timeout(std::time::Duration::from_millis(100));
+            (self.deferred)();
         }
     }
 
@@ -183,9 +193,15 @@ fn s2_an_agents_token_is_for_reports_alone() {
     }
 }
 
+/// A clock that stands still while the service answers, however long a busy machine takes: a refusal is remembered for seconds.
+static ASKED_MILLIS: AtomicU64 = AtomicU64::new(0);
+
 #[test]
 fn s2_access_to_one_page_grants_that_page_only() {
-    let guarded = GuardedPages::start();
+    let monotonic = || Duration::from_millis(ASKED_MILLIS.load(Ordering::SeqCst));
+    let guarded = GuardedPages::start_by(TimeSource { monotonic, ..TimeSource::SYSTEM }, || {
+        ASKED_MILLIS.fetch_add(100, Ordering::SeqCst);
+    });
     let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
     guarded.api.allow(PROMETHEUS, "/metrics");
     guarded.api.allow(JANE, "default");

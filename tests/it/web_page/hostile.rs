@@ -33,8 +33,8 @@ fn is_clean(browser: &mut Browser, place: &str) {
 }
 
 fn shows(browser: &mut Browser, place: &str, part: &str) {
-    let said = browser.text("document.body.innerText");
-    assert!(said.contains(part), "{place} shows no {part:?}: {said}");
+    let is_shown = format!("document.body.innerText.includes({})", json!(part));
+    browser.until(&format!("{place} shows {part:?}"), &is_shown);
 }
 
 #[test]

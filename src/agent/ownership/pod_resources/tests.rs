@@ -6,7 +6,7 @@ use stowage_scheduling::ids::GpuUuid;
 use tokio::net::UnixListener;
 
 /// Nothing here waits this long unless something is broken.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Asks again at once, and forgets nothing.
 const EAGER: Timeouts = Timeouts { answer: LONG, again: Duration::ZERO, stand_in: LONG };

@@ -99,6 +99,6 @@ mod tests {
         let apart = tokio::spawn(apart("test", CancellationToken::new(), serve));
         begin.await.unwrap();
         apart.abort();
-        tokio::time::timeout(Duration::from_secs(30), end).await.expect("it ends").unwrap();
+        tokio::time::timeout(Duration::from_secs(60), end).await.expect("it ends").unwrap();
     }
 }
