@@ -1,7 +1,7 @@
 //! Pods with as much content as possible, to be classified by any policy. Nothing here reads the policy.
 
-use stowage_scheduling::vocabulary::classification::PodTraits;
 use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::classification::PodTraits;
 
 /// The plainest pod; the largest that expressions are evaluated for, whose texts are `a` or what the policy itself is
 /// written in; and one beyond that.

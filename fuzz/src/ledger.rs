@@ -13,13 +13,14 @@ use made::{bind, device, epoch, pod, sleeping};
 use replica::{FuzzedEvent, FuzzedReplica};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
-use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_kubernetes_objects as objects;
 use stowage_policy_file::{SourceText, load};
 use stowage_scheduling::audit::ledger::{Violation, audit};
 use stowage_scheduling::evicting::{BudgetRules, cheapest_victims};
+use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::ObservedWaiting;
 use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use stowage_scheduling::verbs::binding::{BindingFailed, BindingWritten};
@@ -37,7 +38,6 @@ use stowage_scheduling::vocabulary::model_tier::NodeModelSet;
 use stowage_scheduling::vocabulary::node::NodeIdentity;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use stowage_scheduling::vocabulary::placement::Reservation;
-use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 
 type ApiPod = k8s_openapi::api::core::v1::Pod;
 

@@ -26,9 +26,9 @@ pub fn decisions(data: &[u8]) {
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
 pub fn wire(data: &[u8]) {
+    use stowage_report::NodeReport;
     use stowage_server::extender::reports::validate;
     use stowage_server::extender::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
-    use stowage_report::NodeReport;
     if let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(data) {
         let policy = Policy::default();
         let _ = stowage_kubernetes_objects::identity(&args.pod);

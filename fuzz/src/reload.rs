@@ -2,12 +2,12 @@
 
 use crate::small_cluster::{self, NOW};
 use std::sync::Arc;
-use stowage_server::extender::reports::validate;
 use stowage_policy_file::{SourceText, load};
 use stowage_report::NodeReport;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use stowage_scheduling::verbs::tick::PolicySet;
+use stowage_server::extender::reports::validate;
 
 /// A policy file, swapped under bound, sleeping and waiting pods, and back: the ledger adds up under each of them.
 pub fn reload(data: &[u8]) {

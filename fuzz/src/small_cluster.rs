@@ -3,12 +3,13 @@
 use crate::ledger::made::{bind, device, epoch, pod, sleeping};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::audit::ledger::{Violation, audit};
+use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::ObservedWaiting;
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::verbs::bind::BindAsked;
 use stowage_scheduling::verbs::filter::{FilterAsked, filter};
 use stowage_scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved, ReadingReported};
@@ -18,7 +19,6 @@ use stowage_scheduling::verbs::wait::TakePending;
 use stowage_scheduling::verbs::{Cluster, Input};
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use stowage_scheduling::units::{Bytes, Moment, Percent};
 
 pub const NOW: Moment = Moment(1_000_000);
 const GPUS: u32 = 2;

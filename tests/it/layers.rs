@@ -1,5 +1,5 @@
-//! The crate's layers: which module may import from which. The lists in `src/lib.rs` and `src/scheduling/lib.rs` are the truth;
-//! this test reads them, and every path in the code except that of tests.
+//! The layers of a package: which module may import from which. The list in the header of its `lib.rs` is the truth; this test reads
+//! it, and every path in the code except that of tests. What packages may import, Cargo says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,19 +15,7 @@ struct Layers(BTreeMap<Module, usize>);
 
 impl Layers {
     fn read(src: &Path) -> Self {
-        let mut listed_modules: Vec<Vec<Module>> = Vec::new();
-        for layer in listed(&src.join("lib.rs")) {
-            if layer == [["scheduling"]] {
-                let inner = listed(&src.join("scheduling/mod.rs"));
-                listed_modules.extend(inner.into_iter().map(|layer| {
-                    let below =
-                        |listed_module: Module| [vec!["scheduling".to_owned()], listed_module].concat();
-                    layer.into_iter().map(below).collect()
-                }));
-            } else {
-                listed_modules.push(layer);
-            }
-        }
+        let listed_modules = listed(&src.join("lib.rs"));
         let on_layer = |(layer, listed_modules): (usize, Vec<Module>)| {
             listed_modules.into_iter().map(move |listed_module| (listed_module, layer))
         };
@@ -64,11 +52,11 @@ fn listed(file: &Path) -> Vec<Vec<Module>> {
     layers
 }
 
-/// Whether a condition holds in tests only: `test`, or `all(test, …)`.
+/// Whether a condition holds in tests only: `test`, `any(test, …)` or `all(test, …)`.
 fn is_for_tests(cfg: &syn::Meta) -> bool {
     match cfg {
         syn::Meta::Path(path) => path.is_ident("test"),
-        syn::Meta::List(list) if list.path.is_ident("all") => {
+        syn::Meta::List(list) if list.path.is_ident("all") || list.path.is_ident("any") => {
             let all = list.parse_args_with(Punctuated::<syn::Meta, Token![,]>::parse_terminated);
             all.is_ok_and(|all| all.iter().any(is_for_tests))
         }
@@ -171,43 +159,46 @@ fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
     found
 }
 
+/// The packages whose modules have an order.
+const LAYERED: [&str; 2] = ["scheduling", "server"];
+
+fn folder(package: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(package)
+}
+
 #[test]
 fn no_module_imports_from_its_own_layer_or_from_one_above() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let layers = Layers::read(&src);
-    let modules = imports(&src);
-    let in_listed = modules.iter().filter(|(module, _)| layers.listed_module_of(module).is_some()).count();
-    assert!(
-        in_listed > 300 && layers.0.len() > 20,
-        "{in_listed} modules in {} listed modules were read",
-        layers.0.len()
-    );
     let mut wrong = BTreeSet::new();
-    for (module, paths) in &modules {
-        let Some((listed_module, layer)) = layers.listed_module_of(module) else { continue };
-        for path in paths {
-            if let Some((other, above)) = layers.listed_module_of(path)
-                && other != listed_module
-                && above >= layer
-            {
-                wrong.insert(format!("{} imports {}", module.join("::"), path.join("::")));
+    let mut read = 0;
+    for package in LAYERED {
+        let layers = Layers::read(&folder(package));
+        for (module, paths) in imports(&folder(package)) {
+            let Some((listed_module, layer)) = layers.listed_module_of(&module) else { continue };
+            read += 1;
+            for path in paths {
+                if let Some((other, above)) = layers.listed_module_of(&path)
+                    && other != listed_module
+                    && above >= layer
+                {
+                    wrong.insert(format!("{package}: {} imports {}", module.join("::"), path.join("::")));
+                }
             }
         }
     }
+    assert!(read > 300, "{read} modules were read");
     assert!(wrong.is_empty(), "{} imports lead upwards:\n{}", wrong.len(), Vec::from_iter(wrong).join("\n"));
 }
 
 #[test]
 fn every_listed_module_exists_and_every_module_is_in_one() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let layers = Layers::read(&src);
-    let modules: BTreeSet<Module> = imports(&src).into_iter().map(|(module, _)| module).collect();
-    for listed_module in layers.0.keys() {
-        assert!(modules.contains(listed_module), "{} is listed and is not there", listed_module.join("::"));
-    }
-    let is_above_listed =
-        |module: &Module| layers.0.keys().any(|listed_module| listed_module.starts_with(module));
-    for module in modules.iter().filter(|module| !is_above_listed(module)) {
-        assert!(layers.listed_module_of(module).is_some(), "{} is on no layer", module.join("::"));
+    for package in LAYERED {
+        let layers = Layers::read(&folder(package));
+        let modules: BTreeSet<Module> = imports(&folder(package)).into_iter().map(|(module, _)| module).collect();
+        for listed_module in layers.0.keys() {
+            assert!(modules.contains(listed_module), "{package}: {} is listed and is not there", listed_module.join("::"));
+        }
+        for module in modules.iter().filter(|module| !module.is_empty()) {
+            assert!(layers.listed_module_of(module).is_some(), "{package}: {} is on no layer", module.join("::"));
+        }
     }
 }

@@ -3,10 +3,10 @@
 use super::{ApiPod, NODES};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, LeaderEpoch, ModelId, NodeName, PodUid};
+use stowage_scheduling::units::{Bytes, Moment};
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::placement::Reservation;
-use stowage_scheduling::units::{Bytes, Moment};
 
 pub fn epoch(term: i32) -> LeaderEpoch {
     LeaderEpoch::new("lease", term, "nonce")

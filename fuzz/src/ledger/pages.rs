@@ -3,7 +3,6 @@
 
 use super::LedgerRace;
 use std::collections::BTreeSet;
-use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::autoscaling::{Autoscaler, EngineFigures, EngineSample, Permille, loads};
 use stowage_scheduling::explaining::explanation::PodVerdict;
 use stowage_scheduling::explaining::fleet::Fleet;
@@ -11,12 +10,13 @@ use stowage_scheduling::explaining::fleet::history::FleetSums;
 use stowage_scheduling::explaining::fragmentation::fragmented_vram;
 use stowage_scheduling::explaining::models::{self, Page};
 use stowage_scheduling::explaining::{ShownNodes, explain, usage};
+use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::ledger::{Ledger, ObservedWaiting, PodState};
 use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::units::Bytes;
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::filter::FilterAsked;
 use stowage_scheduling::verbs::request::VerbRequest;
-use stowage_scheduling::units::Bytes;
 
 impl LedgerRace {
     /// Changes nothing: what is asked of the verbs is asked of another cluster with the same state.

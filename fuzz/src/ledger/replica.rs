@@ -2,8 +2,8 @@
 
 use super::ApiPod;
 use std::collections::VecDeque;
-use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_kubernetes_objects as objects;
+use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
 use stowage_scheduling::vocabulary::gpu::Device;
