@@ -6,6 +6,8 @@
 //! [`semantic`] checks whether the parts make sense together. Every problem is a [`diagnostic::Diagnostic`]. [`show`] renders the
 //! result.
 
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
 pub mod cases;
 mod config_map;
 pub mod diagnostic;

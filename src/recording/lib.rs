@@ -15,6 +15,8 @@
 //! - [`replay`]: the same inputs through the same entry point, and the first answer that differs.
 //! - [`closed_loop`]: the recorded demand under another policy, and what would have differed.
 
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
 pub mod answer;
 pub mod closed_loop;
 pub mod entry;

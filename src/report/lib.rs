@@ -3,6 +3,8 @@
 //! Shapes and their checks only: nothing here samples, sends or decides. Unknown fields are ignored, so that an agent may be
 //! newer than the extender; an error names a missing field.
 
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
 pub mod engine_metrics;
 mod engine_summary;
 pub mod limits;

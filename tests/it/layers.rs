@@ -193,12 +193,21 @@ fn no_module_imports_from_its_own_layer_or_from_one_above() {
 fn every_listed_module_exists_and_every_module_is_in_one() {
     for package in LAYERED {
         let layers = Layers::read(&folder(package));
-        let modules: BTreeSet<Module> = imports(&folder(package)).into_iter().map(|(module, _)| module).collect();
+        let modules: BTreeSet<Module> =
+            imports(&folder(package)).into_iter().map(|(module, _)| module).collect();
         for listed_module in layers.0.keys() {
-            assert!(modules.contains(listed_module), "{package}: {} is listed and is not there", listed_module.join("::"));
+            assert!(
+                modules.contains(listed_module),
+                "{package}: {} is listed and is not there",
+                listed_module.join("::")
+            );
         }
         for module in modules.iter().filter(|module| !module.is_empty()) {
-            assert!(layers.listed_module_of(module).is_some(), "{package}: {} is on no layer", module.join("::"));
+            assert!(
+                layers.listed_module_of(module).is_some(),
+                "{package}: {} is on no layer",
+                module.join("::")
+            );
         }
     }
 }

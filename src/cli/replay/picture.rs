@@ -1,6 +1,6 @@
 //! The picture of `stowage replay --policy`: what differs over time between the recorded policy and the other one.
 
-use stowage_lab::simulate::picture::{Panel, PanelLine};
+use stowage_lab::picture::{Panel, PanelLine};
 use stowage_recording::closed_loop::comparison::{LoopFigures, LoopSample, PolicyComparison};
 use stowage_scheduling::units::{Bytes, Millis};
 

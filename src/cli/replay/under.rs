@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 #[cfg(feature = "lab")]
-use stowage_lab::simulate::picture::PictureFile;
+use stowage_lab::picture::PictureFile;
 use stowage_recording::closed_loop::comparison::{
     Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
 };

@@ -10,11 +10,11 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use stowage_lab::picture::{Panel, PanelLine, PictureFile};
 use stowage_lab::simulate::fleet::scenarios::{
     Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, Spread, TargetResult, TraceFileText,
     VariantLine,
 };
-use stowage_lab::simulate::picture::{Panel, PanelLine, PictureFile};
 
 #[derive(Debug, Args)]
 pub struct ScenarioArgs {

@@ -14,6 +14,5 @@ pub mod events;
 pub mod fleet;
 pub mod openb;
 pub mod packing;
-pub mod picture;
 mod shown;
 pub mod table;

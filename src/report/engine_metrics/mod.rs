@@ -7,6 +7,7 @@ pub mod figures;
 pub mod scan;
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "it reads a page")]
 mod page_tests;
 #[cfg(test)]
 mod proptests;

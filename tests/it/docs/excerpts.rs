@@ -81,7 +81,8 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
             assert!(text.contains(&format!("`{reason}`")), "{page} lacks the reason {reason}");
         }
     }
-    let (events, troubleshooting) = (read("src/kubernetes_objects/port/mod.rs"), read("docs/troubleshooting.md"));
+    let (events, troubleshooting) =
+        (read("src/kubernetes_objects/port/mod.rs"), read("docs/troubleshooting.md"));
     for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
         assert!(troubleshooting.contains(&format!("`{event}`")), "docs/troubleshooting.md lacks {event}");
     }

@@ -17,6 +17,7 @@ use source::PackingTrace;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_lab::picture::PictureFile;
 use stowage_lab::simulate::packing::bound::{AllocationBound, ObservedPlacer, UntilFirstRefusal};
 use stowage_lab::simulate::packing::churn::churn;
 use stowage_lab::simulate::packing::placer::Placer;
@@ -26,7 +27,6 @@ use stowage_lab::simulate::packing::{
     Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical,
     replay,
 };
-use stowage_lab::simulate::picture::PictureFile;
 use through_extender::ThroughExtender;
 
 #[derive(Debug, Args)]

@@ -1,9 +1,9 @@
 //! The picture of `stowage simulate packing`: the allocated and the fragmented share over the requested share.
 
+use stowage_lab::picture::{Panel, PanelLine};
 use stowage_lab::simulate::packing::arrivals::LAST_LOAD;
 use stowage_lab::simulate::packing::curve::Point;
 use stowage_lab::simulate::packing::{PackingLine, PlayedPolicy};
-use stowage_lab::simulate::picture::{Panel, PanelLine};
 
 /// Below this requested share, in percent, no policy has rejected a pod yet, and all lines coincide.
 const FIRST_LOAD: u64 = 70;
