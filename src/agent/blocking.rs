@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Calls a source that may block, one call at a time.
-pub struct Blocking<T> {
+pub(crate) struct Blocking<T> {
     questions: SyncSender<()>,
     answers: mpsc::Receiver<T>,
     /// A call is in progress.
@@ -14,7 +14,7 @@ pub struct Blocking<T> {
 
 /// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlockingResult<T> {
+pub(crate) enum BlockingResult<T> {
     Answer(T),
     /// Still in progress.
     Hangs,

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// The innermost error says most: "connection refused" rather than "service error".
-pub fn root_cause(error: &dyn Error) -> String {
+pub(crate) fn root_cause(error: &dyn Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
         deepest = source;

@@ -15,9 +15,9 @@
 
 pub mod blocking;
 pub mod engines;
-pub mod error_text;
+pub(crate) mod error_text;
 pub mod findings;
-pub mod metrics_page;
+pub(crate) mod metrics_page;
 pub mod models;
 pub mod nvml;
 pub mod ownership;

@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What the page shows.
 #[derive(Default)]
-pub struct MetricsPage {
+pub(crate) struct MetricsPage {
     metrics: AgentMetrics,
     latest: Mutex<Option<Arc<LatestRound>>>,
     /// What was counted of each replica: accepted, and everything else.
@@ -50,7 +50,7 @@ struct LatestRound {
 
 impl MetricsPage {
     /// A round is over.
-    pub fn note_round(&self, report: &NodeReport, sensors: GpuSensors, took: Duration) {
+    pub(crate) fn note_round(&self, report: &NodeReport, sensors: GpuSensors, took: Duration) {
         self.metrics.round_seconds.observe(took.as_secs_f64());
         *self.latest.lock() = Some(Arc::new(LatestRound { report: report.clone(), sensors }));
     }

@@ -192,7 +192,7 @@ fn finding_line(finding: &ReportFinding, names: &Names<'_>) -> String {
 }
 
 /// What is missing, and why.
-pub fn missing_line(missing: &MissingPart) -> String {
+pub(crate) fn missing_line(missing: &MissingPart) -> String {
     format!("{}: {}", part(missing.part), missing.reason)
 }
 

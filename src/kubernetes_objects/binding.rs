@@ -44,7 +44,7 @@ pub fn binding(
 
 /// Bytes of the annotations that a Binding adds at most: keys and short values, the GPUs by their UUIDs and twice and in each
 /// container by their CDI names, the UIDs of lenders, and for each container two keys with their values.
-pub fn most_added(demand: &Demand) -> usize {
+pub(crate) fn most_added(demand: &Demand) -> usize {
     let (gpus, containers) = (demand.gpus as usize, demand.containers.len());
     2048 + gpus * 96 * (containers + 3) + containers * 512
 }

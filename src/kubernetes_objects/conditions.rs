@@ -109,7 +109,7 @@ pub fn wakeable_condition(answer: &WakeAnswer, now: jiff::Timestamp) -> PodCondi
 }
 
 /// The request that the pod's condition answers, while it is true.
-pub fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
+pub(crate) fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
     let condition = conditions.find(|one| one.type_ == WAKEABLE_CONDITION && one.status == "True")?;
     Some(condition.message.as_deref().unwrap_or_default().into())

@@ -153,7 +153,7 @@ fn is_true(pod: &Pod, condition: &str) -> bool {
 
 /// Whether the pod is the mirror of a static one. Anyone may name a Node as owner; the API server takes this annotation only with a
 /// node's name, and only when the pod is created.
-pub fn is_mirror(pod: &Pod) -> bool {
+pub(crate) fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR).is_some()
 }
 

@@ -11,7 +11,7 @@ const MAX_MODELS: usize = 64;
 
 /// The models that its node selector or required node affinity names, in order; none if it may run on any, restricts them in
 /// another way, or names more than [`MAX_MODELS`].
-pub fn gpu_models(pod: &Pod) -> Arc<[GpuModel]> {
+pub(crate) fn gpu_models(pod: &Pod) -> Arc<[GpuModel]> {
     let spec = pod.spec.as_ref();
     let named = spec.and_then(|spec| by_selector(spec).or_else(|| by_affinity(spec))).unwrap_or_default();
     let named = if named.len() > MAX_MODELS { BTreeSet::new() } else { named };

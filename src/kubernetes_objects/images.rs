@@ -28,7 +28,7 @@ pub fn node_images(node: &Node) -> Option<Vec<NodeImage>> {
 
 /// The images of a pod's containers, in order, each once. A container that is never pulled for has none: with `Never` the image
 /// is there or the pod does not start.
-pub fn pod_images(pod: &Pod) -> Arc<[ImageId]> {
+pub(crate) fn pod_images(pod: &Pod) -> Arc<[ImageId]> {
     let needed = pod.spec.iter().flat_map(containers).filter_map(|(_, container)| {
         let is_pulled = container.image_pull_policy.as_deref() != Some("Never");
         container.image.as_deref().filter(|_| is_pulled).and_then(ImageId::of)

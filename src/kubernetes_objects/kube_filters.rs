@@ -98,7 +98,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
 }
 
 /// Whether its node selector or its node affinity names a single node.
-pub fn names_one_node(pod: &Pod) -> bool {
+pub(crate) fn names_one_node(pod: &Pod) -> bool {
     selects_nodes(pod) && successor_requirements(pod).name_one_node()
 }
 
@@ -189,7 +189,7 @@ fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
 }
 
 /// The claims that are there still when the pod is gone.
-pub fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
+pub(crate) fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
     let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
     let claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
     claims.map(|claim| claim.claim_name.as_str().into()).collect()

@@ -20,13 +20,11 @@ mod storage;
 
 pub use audited_pod::{has_started, observed_binding, observed_reservation};
 pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
-pub use conditions::{
-    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
-    disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, wakeable_for,
-    without_our_gate,
-};
+pub use conditions::{CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION, disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, without_our_gate};
+pub(crate) use conditions::wakeable_for;
 pub use disruption_budget::budget;
-pub use disruption_info::{is_mirror, observed as disruption, placeless_member};
+pub use disruption_info::{observed as disruption, placeless_member};
+pub(crate) use disruption_info::is_mirror;
 pub use images::{node_images, start_progress};
 pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
 pub use reservation::{
@@ -67,9 +65,9 @@ pub mod asked {
     /// On a bound pod: its engine is to wake, or is awake. Any text; a new one for each request.
     pub const WAKE_REQUESTED: &str = "stowage.dev/wake-requested";
     /// What KServe downloads for the pod: it names the model if it is one of the Hugging Face hub.
-    pub const KSERVE_SOURCE: &str = "internal.serving.kserve.io/storage-initializer-sourceuri";
+    pub(crate) const KSERVE_SOURCE: &str = "internal.serving.kserve.io/storage-initializer-sourceuri";
     /// Labels that name the model where no annotation does: llm-d's and KServe's.
-    pub const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
+    pub(crate) const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
 }
 
 /// Annotations Stowage writes into a Binding.
@@ -80,7 +78,7 @@ pub mod written {
     pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
     pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
     /// Behind a container's name, where several ask: the part of it that is this container's.
-    pub const CONTAINER_FRACTION_SUFFIX: &str = ".container.stowage.dev/gpu-memory-fraction";
+    pub(crate) const CONTAINER_FRACTION_SUFFIX: &str = ".container.stowage.dev/gpu-memory-fraction";
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
     /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
     pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
@@ -92,10 +90,10 @@ pub mod written {
 
 /// The annotation of what stands for an object that is larger than Stowage reads. Nobody can write it: no key in Kubernetes has a
 /// blank.
-pub const BEYOND_BOUND: &str = "Stowage: beyond bound";
+pub(crate) const BEYOND_BOUND: &str = "Stowage: beyond bound";
 
 /// The annotation with the length of those that are dropped. Nobody can write it, either.
-pub const DROPPED_BYTES: &str = "Stowage: dropped bytes";
+pub(crate) const DROPPED_BYTES: &str = "Stowage: dropped bytes";
 
 /// Whether an object is a stand-in for one beyond its bound, of which little more than its name is known.
 pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
@@ -348,7 +346,7 @@ pub fn asks_for_gpu(pod: &Pod) -> bool {
 }
 
 /// Whether its Binding granted it exclusive GPUs; `None` if the Binding does not say, as one written by an older version.
-pub fn granted_exclusive(pod: &Pod) -> Option<bool> {
+pub(crate) fn granted_exclusive(pod: &Pod) -> Option<bool> {
     annotation(pod, written::EXCLUSIVE)?.parse().ok()
 }
 

@@ -9,7 +9,7 @@ use super::tree::{Scalar, Value, YamlKey, YamlNode, read_within};
 const KIND: &str = "ConfigMap";
 
 /// Whether a document is a ConfigMap.
-pub fn is_config_map(document: &YamlNode) -> bool {
+pub(crate) fn is_config_map(document: &YamlNode) -> bool {
     document.get("kind").and_then(YamlNode::text) == Some(KIND)
 }
 

@@ -96,7 +96,7 @@ impl TextFormat {
     }
 
     /// Kubernetes writes an amount without a unit as a bare number.
-    pub fn takes_numbers(self) -> bool {
+    pub(crate) fn takes_numbers(self) -> bool {
         self == Self::Quantity
     }
 

@@ -24,7 +24,9 @@ mod source;
 mod tree;
 pub mod windows;
 
-pub use source::{FileId, MAX_FILE, PolicySources, Position, SourceText, Span};
+pub use source::{MAX_FILE, PolicySources, SourceText, Span};
+pub use source::Position;
+pub(crate) use source::FileId;
 
 use diagnostic::{Diagnostic, has_errors, sort};
 use parse::Draft;

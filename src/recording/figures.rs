@@ -52,7 +52,7 @@ impl Figures {
     }
 
     /// Puts them into a reading of their shape; `None` if they are no figures of one.
-    pub fn put_into(&self, reading: &mut NodeReading) -> Option<()> {
+    pub(crate) fn put_into(&self, reading: &mut NodeReading) -> Option<()> {
         let mut figures = self.0.iter().copied();
         reading.sampled = Moment(figures.next()?);
         for engine in &mut reading.engines {
@@ -88,7 +88,7 @@ pub fn times(reading: &NodeReading) -> usize {
 }
 
 /// Whether two readings differ in nothing but figures.
-pub fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
+pub(crate) fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
     let names = |one: &GpuReading, other: &GpuReading| {
         one.uuid == other.uuid
             && one.attributed.len() == other.attributed.len()

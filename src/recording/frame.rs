@@ -26,7 +26,7 @@ const ENDS_ENTRY: u32 = 1 << 31;
 /// The length of a preface.
 pub const PREFACE_BYTES: usize = MAGIC.len() + 4;
 /// The length of what stands before a frame's bytes.
-pub const HEAD_BYTES: usize = 12;
+pub(crate) const HEAD_BYTES: usize = 12;
 
 /// What stands before a frame's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -43,7 +43,7 @@ pub enum Line {
 
 /// The latest report of each node, since the segment began.
 #[derive(Debug, Default)]
-pub struct LatestReports {
+pub(crate) struct LatestReports {
     devices: FxHashMap<NodeName, DevicesReported>,
     readings: FxHashMap<NodeName, KnownReading>,
 }
@@ -60,7 +60,7 @@ struct KnownReading {
 /// A line says that a report is unchanged, or by how much it differs, and there is none before it that it could follow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a report of node {0} repeats one that is not in its segment")]
-pub struct NothingToRepeat(NodeName);
+pub(crate) struct NothingToRepeat(NodeName);
 
 impl LatestReports {
     pub fn shorten(&mut self, entry: Entry) -> Line {

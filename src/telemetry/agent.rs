@@ -52,7 +52,7 @@ pub struct AgentMetrics {
 type Figure = fn(&KnownGpu<'_>) -> Option<f64>;
 
 /// What a replica makes of a report, as labels.
-pub const OUTCOMES: [&str; 5] = ["accepted", "dropped", "rejected", "unreachable", "unsent"];
+pub(crate) const OUTCOMES: [&str; 5] = ["accepted", "dropped", "rejected", "unreachable", "unsent"];
 
 /// A round is to be over well within the second between two of them.
 const SECONDS: [f64; 9] = [5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5];

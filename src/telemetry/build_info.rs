@@ -6,7 +6,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The commit, from `STOWAGE_COMMIT` at build time. The image's and the releases' builds set it; there is no Git in an image's
 /// build.
-pub const COMMIT: Option<&str> = option_env!("STOWAGE_COMMIT");
+pub(crate) const COMMIT: Option<&str> = option_env!("STOWAGE_COMMIT");
 
 /// `0.3.0`, or `0.3.0 (commit 0123abcd)`.
 pub fn text() -> &'static str {

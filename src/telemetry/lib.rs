@@ -41,20 +41,21 @@ mod work_kind;
 use family::{Families, open};
 use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-pub use autoscaling::AutoscalingMetrics;
-pub use conflicts::ConflictMetrics;
-pub use devices::DeviceMetrics;
+pub(crate) use autoscaling::AutoscalingMetrics;
+pub(crate) use conflicts::ConflictMetrics;
+pub(crate) use devices::DeviceMetrics;
 pub use edge::EdgeMetrics;
-pub use lending::LendingMetrics;
-pub use models::ModelMetrics;
-pub use overuse::OveruseMetrics;
-pub use planner::PlannerMetrics;
-pub use policy::PolicyMetrics;
+pub(crate) use lending::LendingMetrics;
+pub(crate) use models::ModelMetrics;
+pub(crate) use overuse::OveruseMetrics;
+pub(crate) use planner::PlannerMetrics;
+pub(crate) use policy::PolicyMetrics;
 pub use recording::RecordingMetrics;
 pub use requests::NO_CODE;
-pub use spans::TraceMetrics;
-pub use start_times::StartMetrics;
-pub use usage::{UsageMetrics, UsageSample};
+pub(crate) use spans::TraceMetrics;
+pub(crate) use start_times::StartMetrics;
+pub use usage::UsageSample;
+pub(crate) use usage::UsageMetrics;
 pub use work_kind::WorkKind;
 
 /// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.

@@ -4,7 +4,7 @@ use super::family::{Families, known};
 use prometheus::{IntCounter, IntCounterVec};
 
 /// Why spans are dropped: they came faster than the collector takes them, or it did not take them at all.
-pub const REASONS: [&str; 2] = ["export-failed", "queue-full"];
+pub(crate) const REASONS: [&str; 2] = ["export-failed", "queue-full"];
 
 #[derive(Debug, Clone)]
 pub struct TraceMetrics {

@@ -8,14 +8,14 @@ use stowage_scheduling::engines::{DECLARATIONS, Engine};
 
 /// Stowage's own, which take precedence over everything else on the pod.
 pub const METRICS_PORT: &str = "stowage.dev/metrics-port";
-pub const METRICS_PATH: &str = "stowage.dev/metrics-path";
+pub(crate) const METRICS_PATH: &str = "stowage.dev/metrics-path";
 /// The annotations that many monitoring systems use, and those that KServe writes on the pods of its runtimes.
 const PROMETHEUS: [&str; 2] = ["prometheus.io/", "prometheus.kserve.io/"];
 const ENGINE_TYPE: &str = "llm-d.ai/engine-type";
 
 /// Ports of one pod at which an engine may be, at most: the eight of a node's GPUs and some more. Others are not probed, and the
 /// pod contract says so.
-pub const MAX_ENGINE_PORTS: usize = 16;
+pub(crate) const MAX_ENGINE_PORTS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {

@@ -30,7 +30,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 #[derive(Debug, thiserror::Error)]
-pub enum FetchError {
+pub(crate) enum FetchError {
     #[error("nothing listens at {0}")]
     Refused(Uri),
     #[error("{0} cannot be reached: {1}")]
@@ -78,7 +78,7 @@ impl FetchError {
     }
 
     /// A server answers that it is not ready.
-    pub fn is_not_ready(&self) -> bool {
+    pub(crate) fn is_not_ready(&self) -> bool {
         matches!(self, Self::Status(_, StatusCode::SERVICE_UNAVAILABLE))
     }
 }
@@ -91,7 +91,7 @@ const IDLE: Duration = Duration::from_secs(4);
 const HEAD: usize = 16 << 10;
 
 #[derive(Debug)]
-pub struct Fetcher {
+pub(crate) struct Fetcher {
     client: Client<HttpsConnector<HttpConnector>, Empty<bytes::Bytes>>,
     /// Held while a page is read on beyond [`EngineLimits::medium_page`].
     medium: Semaphore,

@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 /// The requests of a probe.
 #[derive(Debug, Clone, PartialEq)]
-pub struct EngineProbe {
+pub(crate) struct EngineProbe {
     pub ip: IpAddr,
     pub engine: Option<Engine>,
     pub probe_kind: ProbeKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum ProbeKind {
+pub(crate) enum ProbeKind {
     /// The metrics at the first of these addresses that has any.
     Search(Vec<MetricsAddress>),
     /// The metrics at this address, and one more endpoint.
@@ -28,7 +28,7 @@ pub enum ProbeKind {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum SecondProbe {
+pub(crate) enum SecondProbe {
     Nothing,
     Health(MetricsAddress),
     /// The size of llama.cpp's KV cache.
@@ -36,7 +36,7 @@ pub enum SecondProbe {
 }
 
 #[derive(Debug)]
-pub struct ProbeResult {
+pub(crate) struct ProbeResult {
     /// When the first request was sent: no figure of this probe is older.
     pub asked: Instant,
     pub page: Result<EngineFigures, NoPage>,
@@ -53,7 +53,7 @@ pub struct EngineFigures {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineHealth {
+pub(crate) enum EngineHealth {
     Ready,
     NotReady,
     /// Something else answers, or nothing does.
@@ -61,7 +61,7 @@ pub enum EngineHealth {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum NoPage {
+pub(crate) enum NoPage {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     #[error("port {port}, {path}: {error}; say where its metrics are with {METRICS_PORT} and {METRICS_PATH}", port = .0.port, path = .0.path, error = .1)]
@@ -84,7 +84,7 @@ impl NoPage {
 
 /// The part of llama.cpp's `/props` with the size of its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub struct Properties {
+pub(crate) struct Properties {
     total_slots: u64,
     default_generation_settings: SlotSettings,
 }

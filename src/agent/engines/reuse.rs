@@ -8,7 +8,7 @@ use crate::pods::PodOnNode;
 use std::sync::Arc;
 
 /// `"true"`: new pods of the same model and namespace may wake its engine.
-pub const REUSABLE: &str = "stowage.dev/reusable";
+pub(crate) const REUSABLE: &str = "stowage.dev/reusable";
 /// On a server-providing pod of llm-d's fast model actuation: `"true"` while all its engines sleep.
 const DUAL_SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
 

@@ -18,7 +18,7 @@ use stowage_scheduling::units::Millis;
 use tokio::time::Instant;
 
 #[derive(Debug)]
-pub struct WatchedEngine {
+pub(crate) struct WatchedEngine {
     sought: EngineQuery,
     /// Since when it is looked for there.
     since: Instant,
@@ -98,7 +98,7 @@ impl WatchedEngine {
     }
 
     /// One whose annotations cannot be parsed: it is probed nowhere.
-    pub fn misconfigured(problem: &BadAnnotation, now: Instant) -> Self {
+    pub(crate) fn misconfigured(problem: &BadAnnotation, now: Instant) -> Self {
         let (claim, addresses, ports) = (EngineEvidence::Declared, Vec::new(), Vec::new());
         let sought = EngineQuery { engine: None, claim, addresses, ports };
         Self { trouble: Some((0, problem.to_string())), ..Self::new(sought, now) }
@@ -305,7 +305,7 @@ impl WatchedEngine {
 
     /// Whether the other's page may be that of the same engine, behind a proxy: what each had generated between its last two pages
     /// overlaps, and their figures are close. Two engines with like loads look so, too.
-    pub fn is_same_as(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         let (Some((one, _)), Some((two, _))) = (&self.latest, &other.latest) else { return false };
         let Some((a, b)) = self.generated.zip(other.generated) else { return false };
         let is_close = one.kv_cache_usage.zip(two.kv_cache_usage).is_none_or(|(a, b)| (a - b).abs() < 0.05);
@@ -384,7 +384,7 @@ impl WatchedEngine {
 }
 
 /// The model that the pod declares.
-pub fn declared_model(pod: &PodOnNode) -> Option<ModelId> {
+pub(crate) fn declared_model(pod: &PodOnNode) -> Option<ModelId> {
     let said = pod.annotations.get("stowage.dev/model").or_else(|| pod.labels.get("llm-d.ai/model"));
     said.and_then(|text| ModelId::parse_named(text).ok().flatten())
 }

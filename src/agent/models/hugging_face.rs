@@ -24,7 +24,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// One cache, and the models found in it.
 #[derive(Debug)]
-pub struct HuggingFace {
+pub(crate) struct HuggingFace {
     folder: PathBuf,
     known: BTreeMap<String, ScannedModel>,
 }
@@ -147,7 +147,7 @@ fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWei
 }
 
 /// Whether a folder into which the hub's client downloads contains an unfinished file.
-pub fn is_being_fetched(names: &BTreeSet<String>) -> bool {
+pub(crate) fn is_being_fetched(names: &BTreeSet<String>) -> bool {
     names.iter().any(|name| name.ends_with(".incomplete"))
 }
 

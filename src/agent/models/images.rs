@@ -68,7 +68,7 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
 }
 
 /// The node's large images, by the name that a user would write.
-pub fn model_images(node: &Node) -> Vec<ModelReport> {
+pub(crate) fn model_images(node: &Node) -> Vec<ModelReport> {
     let images = node.status.iter().flat_map(|status| status.images.iter().flatten());
     images.filter_map(model_image).collect()
 }

@@ -15,7 +15,7 @@ const UNFINISHED: &str = ".cache/huggingface/download";
 
 /// One volume of local models.
 #[derive(Debug)]
-pub struct Kserve {
+pub(crate) struct Kserve {
     folder: PathBuf,
 }
 

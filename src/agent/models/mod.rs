@@ -4,7 +4,7 @@
 //! checks whether it is in memory, [`walk`] limits the cost of a scan. What engines have loaded comes from their reports.
 //! Nothing here downloads or removes files.
 
-pub mod hugging_face;
+pub(crate) mod hugging_face;
 pub mod images;
 pub mod kserve;
 pub mod page_cache;
@@ -58,7 +58,7 @@ impl ModelSource for Together {
 
 /// A model's folder that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundModel {
+pub(crate) struct FoundModel {
     pub model: ModelId,
     pub weights: ModelWeights,
 }
@@ -156,7 +156,7 @@ pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) ->
 
 /// The models that engines have loaded, in the engines' order. For an engine that sleeps without its weights, is still starting
 /// or does not answer, nothing is known to be loaded.
-pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
+pub(crate) fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
     let held = |engine: &EngineReport| {
         let tier = match (engine.state, engine.sleep_level) {
             (EngineState::Serving | EngineState::Draining, _) => ModelTier::Resident,

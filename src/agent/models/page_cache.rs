@@ -28,7 +28,7 @@ enum PageCacheProbe {
 }
 
 /// Whether more than half of the samples are in memory. A file system without support counts as "no".
-pub fn holds_most(files: &[WeightFile], round: u64) -> bool {
+pub(crate) fn holds_most(files: &[WeightFile], round: u64) -> bool {
     let mut opened = Opened::default();
     is_most(samples(files, round).map(|(file, at)| opened.look(file, at)))
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Entries read of one folder. The largest models have a few hundred files, and a node a few hundred models.
-pub const MAX_ENTRIES: usize = 10_000;
+pub(crate) const MAX_ENTRIES: usize = 10_000;
 
 /// Files kept of one model, to sample the page cache with, ...
 const MODEL_FILES: usize = 64;
@@ -80,7 +80,7 @@ impl Walk {
     }
 
     /// Whether there is time left to scan `path`.
-    pub fn may_look_at(&mut self, path: &Path) -> bool {
+    pub(crate) fn may_look_at(&mut self, path: &Path) -> bool {
         if !self.is_over && Instant::now() >= self.ends {
             self.is_over = true;
             self.tell(ScanProblem::TooSlow { path: path.into() });
@@ -94,7 +94,7 @@ impl Walk {
     }
 
     /// How many of a model's files are kept.
-    pub fn keeps_files(&mut self, path: &Path, files: usize) -> usize {
+    pub(crate) fn keeps_files(&mut self, path: &Path, files: usize) -> usize {
         let files = files.min(MODEL_FILES);
         let before = self.kept_files;
         self.kept_files += files;
@@ -119,7 +119,7 @@ impl Walk {
     }
 
     /// The same, for a folder that may be missing.
-    pub fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
+    pub(crate) fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
         if path.is_dir() { self.names(path) } else { BTreeSet::new() }
     }
 
@@ -177,7 +177,7 @@ fn not_listed(path: &Path, error: io::Error) -> ScanProblem {
 
 /// A regular file, opened at once; `None` for anything else. What was a file when its size was read may be a pipe by now, at
 /// which an opener would wait for a writer.
-pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let at_once = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
     Ok(file.metadata()?.is_file().then_some(file))
@@ -185,7 +185,7 @@ pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
 
 /// The size of a regular file, or of the one that a link leads to; `None` for anything else, such as a dangling or circular
 /// link.
-pub fn file_size(path: &Path) -> Option<u64> {
+pub(crate) fn file_size(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
 }
 

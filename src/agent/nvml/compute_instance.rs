@@ -8,7 +8,7 @@ use stowage_report::GpuReport;
 use stowage_scheduling::units::Bytes;
 
 /// Gives a compute instance its part of the memory that was read for the whole GPU instance. Other slices stay as they are.
-pub fn share_memory(slice: &mut GpuReport) {
+pub(crate) fn share_memory(slice: &mut GpuReport) {
     let Some((part, of)) = part(slice.model.as_str()) else { return };
     let (total, reserved) = (slice.total_bytes, slice.reserved_bytes);
     let share = |bytes: u64| u128::from(bytes) * part;

@@ -21,7 +21,7 @@ use stowage_scheduling::vocabulary::health::{ComputeMode, Health};
 use stowage_telemetry::agent::SensorReading;
 
 /// Reads one GPU.
-pub struct GpuReader<'a> {
+pub(crate) struct GpuReader<'a> {
     pub options: &'a NvmlOptions,
     /// The GPU and its slices as they were last read.
     pub before: &'a [GpuReport],
@@ -241,7 +241,7 @@ impl GpuReader<'_> {
 }
 
 /// The GPU's last reading, without the figures that change from one sample to the next.
-pub fn without_figures(before: &GpuReport) -> GpuReport {
+pub(crate) fn without_figures(before: &GpuReport) -> GpuReport {
     GpuReport { used_bytes: None, utilization_percent: None, processes: None, ..before.clone() }
 }
 

@@ -18,14 +18,14 @@ use stowage_scheduling::vocabulary::health::Health;
 
 /// Why a GPU is not healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuFault {
+pub(crate) struct GpuFault {
     pub health: Health,
     pub reason: String,
 }
 
 /// The worst event of each GPU since NVML was opened. Shared with the thread that reads events.
 #[derive(Debug, Clone, Default)]
-pub struct GpuFaults(Arc<Mutex<BTreeMap<GpuUuid, GpuFault>>>);
+pub(crate) struct GpuFaults(Arc<Mutex<BTreeMap<GpuUuid, GpuFault>>>);
 
 impl GpuFault {
     pub fn draining(reason: impl Into<String>) -> Self {
@@ -37,7 +37,7 @@ impl GpuFault {
     }
 
     /// What a call's error says about the GPU, if anything.
-    pub fn of_error(error: &NvmlError) -> Option<Self> {
+    pub(crate) fn of_error(error: &NvmlError) -> Option<Self> {
         is_gone(error).then(|| Self::lost(error.to_string()))
     }
 
@@ -79,7 +79,7 @@ pub fn is_gone(error: &NvmlError) -> bool {
 }
 
 /// A GPU in MIG mode runs nothing itself.
-pub fn without_slices() -> GpuFault {
+pub(crate) fn without_slices() -> GpuFault {
     GpuFault::draining(
         "MIG mode is on and it has no slices; create some with nvidia-smi mig, or turn the mode off",
     )
@@ -168,12 +168,12 @@ const XIDS: [(u64, Meaning, &str); 30] = [
 ];
 
 /// The name of an XID, for logs.
-pub fn xid_name(xid: u64) -> &'static str {
+pub(crate) fn xid_name(xid: u64) -> &'static str {
     entry(xid).map_or("not in the table", |(_, _, name)| name)
 }
 
 /// The effect of an XID on its GPU's health, if any.
-pub fn of_xid(xid: u64) -> Option<GpuFault> {
+pub(crate) fn of_xid(xid: u64) -> Option<GpuFault> {
     let (meaning, name) = (entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning), xid_name(xid));
     match meaning {
         Meaning::Program | Meaning::Note => None,

@@ -47,7 +47,7 @@ pub struct GpuSample {
 }
 
 /// By GPU. A MIG slice has no sensors of its own.
-pub type GpuSensors = BTreeMap<GpuUuid, SensorReading>;
+pub(crate) type GpuSensors = BTreeMap<GpuUuid, SensorReading>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmlOptions {

@@ -20,7 +20,7 @@ use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::health::AnswerAges;
 
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     library: Arc<Library>,
     faults: GpuFaults,
     watch: Option<XidWatch>,

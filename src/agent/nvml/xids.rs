@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads events until it is dropped, and at most one wait longer.
 #[derive(Debug)]
-pub struct XidWatch {
+pub(crate) struct XidWatch {
     /// Dropped with the watch, which the thread notices.
     _alive: Sender<()>,
 }

@@ -30,7 +30,7 @@ const START_TIME_FIELD: usize = 22;
 
 /// Reads the cgroups of processes, and caches those that belong to a pod: a container's process never leaves it.
 #[derive(Debug)]
-pub struct Cgroups {
+pub(crate) struct Cgroups {
     proc: PathBuf,
     known: FxHashMap<u32, KnownProcess>,
 }
@@ -44,7 +44,7 @@ struct KnownProcess {
 
 /// Where a process belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProcessOwner {
+pub(crate) enum ProcessOwner {
     /// To a pod. Several are named if a node runs inside another node's pod; the outermost comes first. And to one of its
     /// containers, by the id that the runtime gave it, if the path has one.
     Pod(Arc<[PodUid]>, Option<Arc<str>>),
@@ -58,7 +58,7 @@ pub enum ProcessOwner {
 
 #[derive(Debug, thiserror::Error)]
 #[error("{} cannot be read: {error}; run the agent as root with the host's /proc", path.display())]
-pub struct ProcError {
+pub(crate) struct ProcError {
     path: PathBuf,
     error: io::Error,
 }

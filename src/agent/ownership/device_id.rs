@@ -8,7 +8,7 @@ use stowage_scheduling::ids::GpuUuid;
 
 /// A name of a GPU, or of a MIG slice of it, as understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DeviceId {
+pub(crate) enum DeviceId {
     /// By UUID, perhaps with the number of a share (`GPU-…-3` of HAMi and Volcano).
     Uuid(GpuUuid),
     /// By NVML's index, and the slice by its place: `deviceIDStrategy: index` of NVIDIA's device plugin.
@@ -33,7 +33,7 @@ impl DeviceId {
     }
 
     /// A device of a DRA claim: `gpu-0`, or the UUID.
-    pub fn of_claim(device: &str) -> Option<Self> {
+    pub(crate) fn of_claim(device: &str) -> Option<Self> {
         const UUID_LENGTH: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
         match device.strip_prefix("gpu-").and_then(|minor| minor.parse().ok()) {
             Some(gpu) => Some(Self::Minor { gpu, slice: None }),

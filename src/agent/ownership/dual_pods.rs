@@ -11,11 +11,11 @@ use stowage_report::{GpuReport, ProcessReport};
 use stowage_scheduling::ids::PodUid;
 
 /// On a server-providing pod, while a requesting pod is bound to it: that pod's UID and name.
-pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
+pub(crate) const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 
 /// Gives the awake engine of each server-providing pod to the requesting pod that is bound to it: on each GPU of that pod the
 /// process with most memory. The others belong to engines that sleep there, for any pod.
-pub fn give_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
+pub(crate) fn give_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
     for (provider, requester) in pods.iter().filter_map(|pod| Some((pod, requester_of(pod, pods)?))) {
         let granted = requester.devices.as_deref().unwrap_or_default();
         for gpu in gpus.iter_mut().filter(|gpu| granted.iter().any(|id| is(id, gpu))) {
@@ -42,7 +42,7 @@ fn requester_of<'a>(provider: &PodOnNode, pods: &'a [PodOnNode]) -> Option<&'a P
 }
 
 /// The requesting pods: their engines run in other pods, and are read there.
-pub fn requesters(pods: &[PodOnNode]) -> BTreeSet<&PodUid> {
+pub(crate) fn requesters(pods: &[PodOnNode]) -> BTreeSet<&PodUid> {
     pods.iter().filter_map(|pod| Some(&requester_of(pod, pods)?.uid)).collect()
 }
 

@@ -6,8 +6,8 @@
 //! would be taken for a measurement.
 
 pub mod cgroup;
-pub mod device_id;
-pub mod dual_pods;
+pub(crate) mod device_id;
+pub(crate) mod dual_pods;
 #[cfg(test)]
 mod fake_kubelet;
 pub mod pod_resources;

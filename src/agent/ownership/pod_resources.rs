@@ -27,7 +27,7 @@ const MAX_ANSWER: usize = 16 << 20;
 
 /// One entry of allocated GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Allocation {
+pub(crate) struct Allocation {
     pub key: PodKey,
     /// Such as `nvidia.com/gpu`, or a DRA driver's name.
     pub resource: String,
@@ -36,7 +36,7 @@ pub struct Allocation {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PodResourcesError {
+pub(crate) enum PodResourcesError {
     #[error(
         "there is no socket of a kubelet at {}: mount its pod-resources folder there, or name it with --pod-resources",
         socket.display()
@@ -67,7 +67,7 @@ const TIMEOUTS: Timeouts = Timeouts {
 
 /// The kubelet's list, requested over one connection that is renewed after a failure.
 #[derive(Debug)]
-pub struct PodResources {
+pub(crate) struct PodResources {
     socket: PathBuf,
     timeouts: Timeouts,
     channel: Option<Channel>,
@@ -109,7 +109,7 @@ impl PodResources {
     }
 
     /// Whether there is no kubelet socket.
-    pub fn no_socket(&self) -> Option<PodResourcesError> {
+    pub(crate) fn no_socket(&self) -> Option<PodResourcesError> {
         let no_socket = || PodResourcesError::NoSocket { socket: self.socket.clone() };
         (!self.socket.exists()).then(no_socket)
     }

@@ -5,10 +5,11 @@
 //! what a replica serves and what the agent trusts change at about the same time, so a report that does not get through is sent
 //! once more if the file has changed just now. Nothing else is queued or repeated: the next report is a second away and is newer.
 
-pub mod destination;
+pub(crate) mod destination;
 pub mod replica;
 
-pub use destination::{Destination, Scheme};
+pub use destination::Destination;
+pub(crate) use destination::Scheme;
 pub use replica::{PublishOutcome, ReplicaState};
 use stowage_telemetry::trust;
 pub use stowage_telemetry::trust::TrustError;

@@ -65,7 +65,7 @@ pub struct ReplicaState {
     pub failed: u64,
 }
 
-pub struct ReplicaClient {
+pub(crate) struct ReplicaClient {
     name: String,
     uri: Uri,
     address: SocketAddr,
@@ -106,7 +106,7 @@ impl ReplicaClient {
     }
 
     /// Whether the latest report did not get through.
-    pub fn is_unreachable(&self) -> bool {
+    pub(crate) fn is_unreachable(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.latest.is_unreachable())
     }
 

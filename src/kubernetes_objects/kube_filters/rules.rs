@@ -51,15 +51,15 @@ pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<Unsupport
 }
 
 /// Terms of which a node must match one.
-pub fn node_terms(selector: &NodeSelector) -> Result<Vec<NodeTerm>, UnreadableRule> {
+pub(crate) fn node_terms(selector: &NodeSelector) -> Result<Vec<NodeTerm>, UnreadableRule> {
     selector.node_selector_terms.iter().map(node_term).collect()
 }
 
-pub fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
+pub(crate) fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
     requires_pods_near(spec) || required_far(spec).next().is_some()
 }
 
-pub fn requires_pods_near(spec: &PodSpec) -> bool {
+pub(crate) fn requires_pods_near(spec: &PodSpec) -> bool {
     let near = spec.affinity.iter().flat_map(|affinity| &affinity.pod_affinity);
     let mut near = near.flat_map(|near| &near.required_during_scheduling_ignored_during_execution).flatten();
     near.next().is_some()
@@ -89,7 +89,7 @@ pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
 }
 
 /// Labels, names and values in the pod's required pod anti-affinity.
-pub fn count_repelled(spec: &PodSpec) -> usize {
+pub(crate) fn count_repelled(spec: &PodSpec) -> usize {
     let in_term = |term: &PodAffinityTerm| {
         let selector = term.label_selector.as_ref();
         let labels = selector.and_then(|selector| selector.match_labels.as_ref()).map_or(0, BTreeMap::len);

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 /// The time of a write unless `--write-deadline` sets another.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A store that has begun to commit finishes well within a fifth of the whole request's time.
 const COMMIT_PART: u32 = 5;

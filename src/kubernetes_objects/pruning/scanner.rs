@@ -31,7 +31,7 @@ const MOST_TERMS: usize = 1000;
 /// Deeper than any object of Kubernetes.
 const DEEPEST: usize = 64;
 
-pub struct Scanner {
+pub(crate) struct Scanner {
     resource: &'static Resource,
     output: Vec<u8>,
     frames: Vec<Frame>,

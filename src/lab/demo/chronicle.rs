@@ -14,7 +14,7 @@ const PROMISABLE_PERCENT: u64 = 90;
 
 /// One pod as the API server shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodView {
+pub(crate) struct PodView {
     pub name: String,
     pub uid: PodUid,
     pub node: Option<String>,
@@ -31,7 +31,7 @@ pub struct PodView {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
+pub(crate) enum News {
     Bound(PodView),
     Refused(PodView),
     Leaving(PodView),
@@ -40,7 +40,7 @@ pub enum News {
 
 /// One GPU and its pods.
 #[derive(Debug, Clone)]
-pub struct GpuView {
+pub(crate) struct GpuView {
     pub node: &'static str,
     pub uuid: String,
     pub index: u32,
@@ -54,7 +54,7 @@ pub struct GpuView {
 
 /// Remembers what it has printed.
 #[derive(Debug, Default)]
-pub struct Chronicle {
+pub(crate) struct Chronicle {
     known: BTreeMap<String, PodView>,
     arrived: Vec<String>,
 }
@@ -115,7 +115,7 @@ impl Chronicle {
     }
 
     /// The pods on a GPU that may not be evicted, first come first.
-    pub fn server_on(&self, gpu: &str) -> Option<&PodView> {
+    pub(crate) fn server_on(&self, gpu: &str) -> Option<&PodView> {
         let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
         bound.into_iter().find(|pod| !pod.opportunistic && pod.devices.iter().any(|uuid| uuid == gpu))
     }
@@ -123,7 +123,7 @@ impl Chronicle {
 
 /// Broken invariants that the API server's objects prove: a GPU with more allocated than it has, a shared GPU that was to be
 /// exclusive, a bound pod without its GPUs.
-pub fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
+pub(crate) fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
     let mut broken = Vec::new();
     for gpu in gpus {
         // What pods borrow is a sleeping engine's as well.

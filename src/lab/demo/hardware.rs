@@ -30,7 +30,7 @@ const FIRST_PID: u32 = 4000;
 
 /// One machine. Clones are the same one.
 #[derive(Clone)]
-pub struct Hardware {
+pub(crate) struct Hardware {
     machine: DemoMachine,
     api: Arc<ApiServer>,
     /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
@@ -46,9 +46,9 @@ struct LeftoverProcess {
     missed: Option<Instant>,
 }
 
-pub struct SimulatedGpus(pub Hardware);
-pub struct SimulatedOwners(pub Hardware);
-pub struct SimulatedModels(pub DemoMachine);
+pub(crate) struct SimulatedGpus(pub Hardware);
+pub(crate) struct SimulatedOwners(pub Hardware);
+pub(crate) struct SimulatedModels(pub DemoMachine);
 
 /// What a pod has on each of its GPUs.
 #[derive(Clone)]

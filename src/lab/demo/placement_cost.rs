@@ -7,7 +7,7 @@ use serde::Serialize;
 /// How a batch was placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Manner {
+pub(crate) enum Manner {
     /// The scheduler asked filter, and prioritize where several nodes were left.
     Ordinary,
     /// The planner nominated each pod before kube-scheduler saw it.
@@ -16,7 +16,7 @@ pub enum Manner {
 
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PlacementManner {
+pub(crate) struct PlacementManner {
     pub manner: Manner,
     pub pods: usize,
     pub filter_calls: usize,

@@ -9,7 +9,7 @@ use stowage_server::extender::reports::Board;
 
 /// The engines of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReportedEngines {
+pub(crate) struct ReportedEngines {
     pub engine_load: EngineLoad,
     /// One for each engine.
     pub states: Vec<EngineState>,

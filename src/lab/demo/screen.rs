@@ -17,7 +17,7 @@ const TENANTS: usize = 41;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);
 
-pub struct Screen {
+pub(crate) struct Screen {
     out: Box<dyn Write + Send>,
     is_terminal: bool,
     /// `NO_COLOR` is not set.
@@ -105,7 +105,7 @@ impl Screen {
     }
 
     /// Prints the present table permanently.
-    pub fn finish_chapter(&mut self, gpus: &[GpuView]) {
+    pub(crate) fn finish_chapter(&mut self, gpus: &[GpuView]) {
         let rows = self.rows(gpus);
         self.table(rows);
         self.drawn.clear();
@@ -226,7 +226,7 @@ fn seat(pod: &PodView) -> String {
 }
 
 /// `node-a GPU 0` of `GPU-node-a-0`, as the demo's GPUs are called.
-pub fn gpu_name(uuid: &str) -> String {
+pub(crate) fn gpu_name(uuid: &str) -> String {
     let name = uuid.trim_start_matches("GPU-");
     let (node, index) = name.rsplit_once('-').unwrap_or((name, "?"));
     format!("{node} GPU {index}")

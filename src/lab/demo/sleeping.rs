@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub const ASLEEP: &str = "demo.stowage.dev/asleep";
 
 /// The engine failed to wake and starts again: its page says that it is awake, and it has no memory yet.
-pub const STARTS_AGAIN: &str = "demo.stowage.dev/starts-again";
+pub(crate) const STARTS_AGAIN: &str = "demo.stowage.dev/starts-again";
 
 /// What an engine has of each GPU while it sleeps: its CUDA context, and what it cannot give back.
 pub const KEPT: u64 = 2 << 30;

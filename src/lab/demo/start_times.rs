@@ -77,14 +77,14 @@ const P50_LIMIT: f64 = 20.0;
 /// How the model comes to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub(crate) enum Way {
     Network,
     Disk,
 }
 
 /// Errors relative to what was observed, in per cent, over the measured starts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct StartErrorPercentiles {
+pub(crate) struct StartErrorPercentiles {
     pub p50: f64,
     pub p90: f64,
 }
@@ -92,7 +92,7 @@ pub struct StartErrorPercentiles {
 /// The starts of one node and way.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct StartTimesRow {
+pub(crate) struct StartTimesRow {
     pub node: &'static str,
     pub way: Way,
     /// By the policy's speeds.
@@ -104,7 +104,7 @@ pub struct StartTimesRow {
 /// Predicted and observed starts of all nodes and ways.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct StartTimesTable {
+pub(crate) struct StartTimesTable {
     pub seed: u64,
     pub starts: usize,
     pub rows: Vec<StartTimesRow>,

@@ -10,7 +10,7 @@ use stowage_policy_file::with_digest;
 use stowage_scheduling::policy::{ModelRules, Policy, SleepingRule};
 use stowage_scheduling::units::Millis;
 
-pub const MACHINES: [DemoMachine; 3] = [
+pub(crate) const MACHINES: [DemoMachine; 3] = [
     DemoMachine {
         node: "node-a",
         model: "NVIDIA-H100-80GB-HBM3",
@@ -23,19 +23,19 @@ pub const MACHINES: [DemoMachine; 3] = [
 ];
 
 /// Priorities for preemption: a negative one says "evict me first".
-pub const PRIORITY_CLASSES: [(&str, i64); 2] = [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
+pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] = [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
 
 /// More requests than an engine can handle: its KV cache is almost full, and requests wait.
-pub const CROWD: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 40, running: 256 };
+pub(crate) const CROWD: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 40, running: 256 };
 
-pub struct Chapter {
+pub(crate) struct Chapter {
     pub title: &'static str,
     pub text: &'static str,
     pub acts: Vec<StoryStep>,
 }
 
 /// One step of the story, and when it ends.
-pub enum StoryStep {
+pub(crate) enum StoryStep {
     /// They arrive together; ends when all are bound and their engines are up.
     Arrive(Vec<StoryPod>),
     /// The same batch without and with the planner, one after the other; ends when all are bound.
@@ -56,7 +56,7 @@ pub enum StoryStep {
 
 /// A pod to create.
 #[derive(Debug, Clone)]
-pub struct StoryPod {
+pub(crate) struct StoryPod {
     pub name: String,
     gib: u64,
     kv_gib: Option<u64>,
@@ -72,7 +72,7 @@ pub struct StoryPod {
     pub load: Option<StubEngineLoad>,
 }
 
-pub fn chapters() -> Vec<Chapter> {
+pub(crate) fn chapters() -> Vec<Chapter> {
     vec![
         Chapter {
             title: "Mixed models arrive",

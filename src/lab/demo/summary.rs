@@ -7,7 +7,7 @@ use stowage_scheduling::units::{Millis, plural};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Summary {
+pub(crate) struct Summary {
     pub gpus: usize,
     pub pods_bound: usize,
     pub pods_waiting: usize,

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// One step of a watch.
 #[derive(Debug)]
-pub enum WatchNotice {
+pub(crate) enum WatchNotice {
     /// A list begins: objects that it does not contain are gone.
     Relisting,
     Applied(Arc<Value>),
@@ -33,7 +33,7 @@ pub fn core(kind: &str, plural: &str) -> ApiResource {
 }
 
 /// Watches a kind in all namespaces until the receiver is dropped.
-pub async fn pump<T>(
+pub(crate) async fn pump<T>(
     client: kube::Client,
     resource: ApiResource,
     sender: UnboundedSender<T>,

@@ -14,7 +14,7 @@ use stowage_scheduling::units::Millis;
 use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_server::service::Service;
 
-pub struct Foresight {
+pub(crate) struct Foresight {
     snapshot: Arc<Snapshot>,
     policy: Arc<Policy>,
     demand: Demand,
@@ -22,7 +22,7 @@ pub struct Foresight {
 
 /// A GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeseenGpu {
+pub(crate) struct ForeseenGpu {
     pub node: NodeName,
     pub gpu: GpuUuid,
 }
@@ -67,7 +67,7 @@ impl Foresight {
     }
 
     /// Whether the engines on a GPU are too busy for it.
-    pub fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
+    pub(crate) fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
         let Some(node) = self.snapshot.node(seat.node.as_str()) else { return false };
         let place = node.devices.iter().position(|device| device.uuid == seat.gpu);
         place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].engine_load))
@@ -75,7 +75,7 @@ impl Foresight {
 }
 
 /// Whether an engine is starting anywhere: until it is ready, no other starts on its GPU.
-pub fn is_any_engine_starting(service: &Service) -> bool {
+pub(crate) fn is_any_engine_starting(service: &Service) -> bool {
     let snapshot = service.cluster().snapshot();
     snapshot.nodes().iter().flat_map(|node| node.gpus.iter()).any(|gpu| gpu.starting)
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 /// Why a write failed: the API server's answer, or that there was none.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct WriteError(String);
+pub(crate) struct WriteError(String);
 
 impl From<kube::Error> for WriteError {
     fn from(error: kube::Error) -> Self {
@@ -16,11 +16,11 @@ impl From<kube::Error> for WriteError {
     }
 }
 
-pub fn pod_path(namespace: &str, name: &str) -> String {
+pub(crate) fn pod_path(namespace: &str, name: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods/{name}")
 }
 
-pub fn node_path(name: &str) -> String {
+pub(crate) fn node_path(name: &str) -> String {
     format!("/api/v1/nodes/{name}")
 }
 

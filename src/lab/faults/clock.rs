@@ -38,14 +38,14 @@ pub fn wall() -> Timestamp {
 }
 
 /// Sets by how much a host's wall clock is ahead.
-pub fn set_ahead(host: usize, millis: i64) {
+pub(crate) fn set_ahead(host: usize, millis: i64) {
     let mut ahead = AHEAD.get();
     ahead[host] = millis;
     AHEAD.set(ahead);
 }
 
 /// The clocks of a host.
-pub fn time_of(host: usize) -> TimeSource {
+pub(crate) fn time_of(host: usize) -> TimeSource {
     TimeSource { monotonic: elapsed, wall: [wall_of::<0>, wall_of::<1>][host] }
 }
 

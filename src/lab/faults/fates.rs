@@ -19,7 +19,7 @@ const OUTAGES: u64 = 99;
 const HANGS: Duration = Duration::from_secs(3600);
 
 /// What the outcomes of a history's requests are drawn with.
-pub struct Fates {
+pub(crate) struct Fates {
     pub seed: u64,
     pub times: WriteTimes,
     /// Whether some writes land later than the write times allow.

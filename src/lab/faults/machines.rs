@@ -11,7 +11,7 @@ use std::time::Duration;
 use stowage_scheduling::testkit::random::Random;
 
 /// Capacity of each GPU.
-pub const TOTAL: u64 = 80 << 30;
+pub(crate) const TOTAL: u64 = 80 << 30;
 
 /// A pod's process on each of its GPUs.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub struct Process {
     pub ends: Option<(Duration, Duration)>,
 }
 
-pub struct Machines {
+pub(crate) struct Machines {
     dice: Random,
     /// By the pod's UID.
     pub processes: BTreeMap<String, Process>,

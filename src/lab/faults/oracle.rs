@@ -11,7 +11,7 @@ const WHOLE: u64 = 80 << 30;
 
 /// One pod's part of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodShare {
+pub(crate) struct PodShare {
     pub pod: String,
     pub bytes: u64,
     /// What it may use, by what its engine is told.
@@ -23,7 +23,7 @@ pub struct PodShare {
 }
 
 /// A GPU, as `node/index`.
-pub type GpuName = String;
+pub(crate) type GpuName = String;
 
 /// GPUs that are overallocated, with their pods.
 pub fn promised_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
@@ -36,7 +36,7 @@ pub fn overcommitted(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
 }
 
 /// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
-pub fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+pub(crate) fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
     names(promises(pods), |parts| is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started))
 }
 
@@ -83,7 +83,7 @@ fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
 }
 
 /// Whether it is of a class whose pods run engines, where the policy has such.
-pub fn is_engine(pod: &Value) -> bool {
+pub(crate) fn is_engine(pod: &Value) -> bool {
     pod["spec"]["priority"].as_i64().unwrap_or(0) >= 0
 }
 
@@ -105,7 +105,7 @@ fn index(device: &str) -> Option<usize> {
     device.rsplit('-').next()?.parse().ok()
 }
 
-pub fn granted_per_gpu(pod: &Value) -> Option<u64> {
+pub(crate) fn granted_per_gpu(pod: &Value) -> Option<u64> {
     let granted: u64 = pod["metadata"]["annotations"]["stowage.dev/vram-granted"].as_str()?.parse().ok()?;
     let (_, gpus) = devices_of(pod)?;
     Some(granted.div_ceil(gpus.len() as u64))
@@ -129,11 +129,11 @@ pub fn asked(pod: &Value) -> (u64, u64) {
 }
 
 /// By its Binding. What the pod asks for may have been edited since.
-pub fn is_granted_alone(pod: &Value) -> bool {
+pub(crate) fn is_granted_alone(pod: &Value) -> bool {
     pod["metadata"]["annotations"]["stowage.dev/exclusive-granted"] == "true"
 }
 
-pub fn asks_alone(pod: &Value) -> bool {
+pub(crate) fn asks_alone(pod: &Value) -> bool {
     pod["metadata"]["annotations"]["stowage.dev/exclusive"] == "true"
 }
 
@@ -161,7 +161,7 @@ fn held(pod: &Value) -> Option<Vec<GpuName>> {
 }
 
 /// GPUs with reservations of more than one pod, which each take more than half of a GPU.
-pub fn held_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+pub(crate) fn held_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
     let mut holders: BTreeMap<GpuName, Vec<String>> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| asks_alone(pod) || asked(pod).1 > PROMISABLE / 2) {
         held(pod).into_iter().flatten().for_each(|gpu| holders.entry(gpu).or_default().push(name(pod)));

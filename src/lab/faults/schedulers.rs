@@ -11,7 +11,7 @@ const DURATION_SECONDS: u64 = 15;
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub struct Schedulers {
+pub(crate) struct Schedulers {
     holder: Option<usize>,
     renewed: Instant,
     transitions: u64,

@@ -60,7 +60,7 @@ pub const GPUS: usize = 2;
 mod purpose {
     pub const WORLD: u64 = 0;
     pub const KINDS: u64 = 1;
-    pub const MACHINES: u64 = 2;
+    pub(crate) const MACHINES: u64 = 2;
     pub const AGENTS: u64 = 3;
 }
 
@@ -122,7 +122,7 @@ struct BoundClaim {
     node: String,
 }
 
-pub struct FaultyCluster {
+pub(crate) struct FaultyCluster {
     history: History,
     api: Arc<ApiServer>,
     dice: Random,

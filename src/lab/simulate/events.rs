@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use stowage_scheduling::units::Moment;
 
 #[derive(Debug)]
-pub struct EventQueue<T> {
+pub(crate) struct EventQueue<T> {
     next: BinaryHeap<Reverse<(Moment, u64)>>,
     /// The events, by their order of insertion.
     what: BTreeMap<u64, T>,

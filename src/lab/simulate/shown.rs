@@ -23,7 +23,7 @@ pub struct GpuKind<'a> {
 }
 
 /// A cluster without nodes. There are no disruption budgets, and the ledger knows it.
-pub fn empty_cluster(policy: Arc<Policy>) -> Cluster {
+pub(crate) fn empty_cluster(policy: Arc<Policy>) -> Cluster {
     let mut cluster = Cluster::new(policy);
     cluster.apply(BudgetsVisible(BudgetVisibility::Complete));
     cluster

@@ -87,7 +87,7 @@ impl<'a> Table<'a> {
     }
 
     /// A column that not every trace has.
-    pub fn column_if_any(&self, name: &'static str) -> Option<Column> {
+    pub(crate) fn column_if_any(&self, name: &'static str) -> Option<Column> {
         let place = self.columns.iter().position(|column| *column == name)?;
         Some(Column { name, place })
     }

@@ -9,8 +9,9 @@ mod compare;
 mod pod_shorthand;
 mod victims;
 
-pub use cluster::BadCluster;
-pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, compare};
+pub(crate) use cluster::BadCluster;
+pub use compare::{DecisionChange, PodDecision, PolicyComparison, compare};
+pub use compare::NodeChange;
 
 use crate::file::{Expectation, PolicyTest, TestCase};
 use crate::format::timestamp;

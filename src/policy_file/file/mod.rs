@@ -9,11 +9,19 @@ mod tenants;
 mod test;
 mod texts;
 
-pub use pools::{NodePool, PoolCapacitySpec};
-pub use tenants::{AmountSpec, TenantSpec};
-pub use test::{
-    ExistingPod, Expectation, PodSketch, PolicyTest, TestCase, TestCluster, TestGpu, TestKind, TestNode,
-};
+pub(crate) use pools::PoolCapacitySpec;
+pub(crate) use pools::NodePool;
+pub(crate) use tenants::TenantSpec;
+pub(crate) use tenants::AmountSpec;
+pub use test::PolicyTest;
+pub(crate) use test::TestNode;
+pub use test::TestKind;
+pub(crate) use test::TestGpu;
+pub(crate) use test::TestCluster;
+pub(crate) use test::TestCase;
+pub(crate) use test::PodSketch;
+pub(crate) use test::Expectation;
+pub(crate) use test::ExistingPod;
 pub use texts::{
     Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, Percentage, QualifiedName,
     Subdomain, Timestamp,
@@ -25,7 +33,7 @@ use serde_json::{Map, Value as Json};
 use stowage_scheduling::policy::{Class, Settings};
 
 /// What a class of a file says; the rest is that of the class that it changes.
-pub type WrittenClass = Map<String, Json>;
+pub(crate) type WrittenClass = Map<String, Json>;
 
 /// What the owner of a cluster decides about its GPUs. Everything is optional: the empty policy is a good policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -77,7 +77,7 @@ pub fn qualified(text: &str) -> Result<(), Malformed> {
 }
 
 /// `example.com/gpu`, in which `*` stands for any text: an extended resource has a domain.
-pub fn resource_pattern(text: &str) -> Result<(), Malformed> {
+pub(crate) fn resource_pattern(text: &str) -> Result<(), Malformed> {
     match text.contains('/') {
         true => qualified(&text.replace('*', "x")),
         false => Err(Malformed::new(
@@ -87,7 +87,7 @@ pub fn resource_pattern(text: &str) -> Result<(), Malformed> {
     }
 }
 
-pub fn label_value(text: &str) -> Result<(), Malformed> {
+pub(crate) fn label_value(text: &str) -> Result<(), Malformed> {
     match is_label_text(text) {
         true => Ok(()),
         false => Err(Malformed::new(

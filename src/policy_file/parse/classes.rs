@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use stowage_scheduling::policy::{Class, built_in_classes};
 
 /// The last built-in class takes all remaining pods, and stays last.
-pub const SERVING: &str = "serving";
+pub(crate) const SERVING: &str = "serving";
 
 /// An error is a value that the check of the file should have refused.
 pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {

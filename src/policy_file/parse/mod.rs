@@ -7,7 +7,7 @@
 mod classes;
 
 pub use super::render::render;
-pub use classes::SERVING;
+pub(crate) use classes::SERVING;
 
 use super::file::{self, AmountSpec};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub(super) const MILLI: u64 = 1000;
 
 /// A policy in its parts. Tenants and pools are in the order of the file.
 #[derive(Debug, Clone)]
-pub struct Draft {
+pub(crate) struct Draft {
     pub settings: Settings,
     pub classes: Vec<DraftClass>,
     pub tenants: Vec<Tenant>,
@@ -29,7 +29,7 @@ pub struct Draft {
 }
 
 #[derive(Debug, Clone)]
-pub struct DraftClass {
+pub(crate) struct DraftClass {
     pub class: Class,
     /// Its index among the written classes; `None` for an unchanged built-in one.
     pub entry: Option<usize>,

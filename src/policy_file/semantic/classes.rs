@@ -171,7 +171,7 @@ fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mu
 }
 
 /// A name that no class has, with the one that was probably meant.
-pub fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
+pub(crate) fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
     let names: Vec<&str> = policy.draft.classes.iter().map(|one| one.class.name.as_str()).collect();
     let help = match nearest(name, &names) {
         Some(near) => format!("did you mean `{near}`?"),

@@ -5,7 +5,7 @@ use stowage_scheduling::policy::{LabelExpression, LabelOperator, Match, Namespac
 
 /// What one label may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowedLabel<'a> {
+pub(crate) struct AllowedLabel<'a> {
     may_be_missing: bool,
     values: AllowedValues<'a>,
 }
@@ -18,7 +18,7 @@ enum AllowedValues<'a> {
 
 /// By key; any other label may be anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AllowedLabels<'a>(BTreeMap<&'a str, AllowedLabel<'a>>);
+pub(crate) struct AllowedLabels<'a>(BTreeMap<&'a str, AllowedLabel<'a>>);
 
 impl<'a> AllowedLabels<'a> {
     /// Of pods that meet `labels` and `matchExpressions`.
@@ -27,7 +27,7 @@ impl<'a> AllowedLabels<'a> {
     }
 
     /// Of namespaces.
-    pub fn of_namespaces(selector: &'a NamespaceSelector) -> Self {
+    pub(crate) fn of_namespaces(selector: &'a NamespaceSelector) -> Self {
         Self::of(&selector.match_labels, &selector.match_expressions)
     }
 

@@ -73,7 +73,7 @@ fn any_within(outer: &[String], inner: &[String]) -> bool {
 }
 
 /// Whether every namespace that `inner` takes is one that `outer` takes, by name and by labels.
-pub fn namespaces_within(outer: &Match, inner: &Match) -> bool {
+pub(crate) fn namespaces_within(outer: &Match, inner: &Match) -> bool {
     let taken = |name: &String| outer.namespaces.iter().any(|one| takes(one, name));
     let named = outer.namespaces.is_empty()
         || (!inner.namespaces.is_empty() && inner.namespaces.iter().all(taken))

@@ -70,7 +70,7 @@ impl Builder {
         Self { file, left: nodes, open, anchors, root: None, diagnostics: Vec::new() }
     }
 
-    pub fn nodes_left(&self) -> usize {
+    pub(crate) fn nodes_left(&self) -> usize {
         self.left
     }
 
@@ -118,7 +118,7 @@ impl Builder {
     }
 
     /// The bracket that was opened last and is not closed yet.
-    pub fn open_bracket(&self) -> Option<Span> {
+    pub(crate) fn open_bracket(&self) -> Option<Span> {
         let last = self.open.iter().rev().find(|open| open.style == StructureStyle::Flow);
         last.map(|open| open.span)
     }

@@ -9,9 +9,10 @@ mod source_spans;
 mod syntax;
 mod within;
 
-pub use read::{MAX_NODES, read};
+pub use read::read;
+pub(crate) use read::MAX_NODES;
 pub use source_spans::written;
-pub use within::read_within;
+pub(crate) use within::read_within;
 
 use super::source::Span;
 use serde_json::Value as Json;
@@ -54,7 +55,7 @@ pub enum Style {
 
 /// The type of a scalar, by the core schema of YAML 1.2. Octal and hexadecimal numbers are texts here: they are never intended.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Atom<'a> {
+pub(crate) enum Atom<'a> {
     Null,
     Bool(bool),
     Int(i128),
@@ -63,7 +64,7 @@ pub enum Atom<'a> {
 }
 
 impl Scalar {
-    pub fn atom(&self) -> Atom<'_> {
+    pub(crate) fn atom(&self) -> Atom<'_> {
         let text = self.text.as_str();
         match (self.style, text) {
             (Style::Text, _) => Atom::Text(text),

@@ -10,7 +10,7 @@ use granit_parser::{Event, Parser, ScanError, options};
 /// Deeper than any policy, shallow enough for all recursive code.
 pub const MAX_DEPTH: usize = 32;
 /// Far more than any policy needs, in all its files. Aliases count as their expansion.
-pub const MAX_NODES: usize = 50_000;
+pub(crate) const MAX_NODES: usize = 50_000;
 /// A file with more broken documents is no policy.
 const MAX_SYNTAX_ERRORS: usize = 20;
 

@@ -7,7 +7,7 @@ use super::{Value, YamlNode, read};
 
 /// As [`read`](super::read()), of the text of the scalar at `outer`. Where the text cannot be laid beside what is written, every
 /// place is the whole scalar.
-pub fn read_within(
+pub(crate) fn read_within(
     outer: Span,
     text: &str,
     sources: &PolicySources<'_>,

@@ -245,7 +245,7 @@ impl RecordedDemand {
     }
 
     /// How long pods that are evicted take to leave: half of those in the recording took less. `None` if it has none.
-    pub fn usual_leave(&self) -> Option<Millis> {
+    pub(crate) fn usual_leave(&self) -> Option<Millis> {
         let mut took: Vec<Millis> =
             self.pods.values().filter(|pod| pod.was_evicted).filter_map(RecordedPod::took_to_leave).collect();
         took.sort_unstable();
@@ -326,24 +326,24 @@ impl RecordedPod {
     }
 
     /// From kube-scheduler's question to the Binding; nothing if the recording does not show both.
-    pub fn bind_delay(&self) -> Millis {
+    pub(crate) fn bind_delay(&self) -> Millis {
         let asked = self.asked.map(|_| self.last_asked);
         asked.zip(self.bound.as_ref()).map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
     }
 
     /// From its deletion until it was gone.
-    pub fn took_to_leave(&self) -> Option<Millis> {
+    pub(crate) fn took_to_leave(&self) -> Option<Millis> {
         Some(self.gone?.since(self.leaving?))
     }
 
     /// Another scheduler bound it, or a kubelet runs it from a file: Stowage was never asked.
-    pub fn is_foreign(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         let is_planned = |(_, gate): &(Moment, SchedulingGate)| *gate == SchedulingGate::Planned;
         !self.is_known && self.asked.is_none() && !self.gates.iter().any(is_planned)
     }
 
     /// Its place when the recording begins.
-    pub fn initial_place(&self, began: Moment) -> Option<&RecordedBinding> {
+    pub(crate) fn initial_place(&self, began: Moment) -> Option<&RecordedBinding> {
         self.bound.as_ref().filter(|bound| self.is_known && bound.at == began && self.gates.is_empty())
     }
 

@@ -34,7 +34,7 @@ impl LoopPolicy {
     }
 
     /// Whether the time alone may change it.
-    pub fn has_windows(&self) -> bool {
+    pub(crate) fn has_windows(&self) -> bool {
         self.given.as_ref().is_some_and(|given| given.windows().next().is_some())
     }
 }

@@ -11,7 +11,7 @@ use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeR
 
 /// The recorded pods as the latest reports showed them, and where they were.
 #[derive(Debug)]
-pub struct RecordedLoads<'d> {
+pub(crate) struct RecordedLoads<'d> {
     demand: &'d RecordedDemand,
     /// The pods that were ever on a node.
     on_node: BTreeMap<&'d NodeName, Vec<&'d PodUid>>,
@@ -20,7 +20,7 @@ pub struct RecordedLoads<'d> {
 
 /// Of one pod.
 #[derive(Debug, Default)]
-pub struct RecordedLoad {
+pub(crate) struct RecordedLoad {
     /// Of what its processes use, the most on one GPU; `None` if no agent said.
     used: Option<Bytes>,
     /// `None` as long as it was not alone on its GPU.

@@ -86,7 +86,7 @@ pub(super) struct LoopPlace {
 
 /// A loop that is being played.
 #[derive(Debug)]
-pub struct ClosedLoop<'d> {
+pub(crate) struct ClosedLoop<'d> {
     pub(super) cluster: Cluster,
     pub tally: Tally,
     pub(super) pods: BTreeMap<PodUid, LoopPod<'d>>,

@@ -38,7 +38,7 @@ pub struct LoopSample {
 
 /// A pod that came, and where it went first.
 #[derive(Debug, Clone, Default)]
-pub struct FirstPlacement {
+pub(crate) struct FirstPlacement {
     /// From when on it could have been placed; `None` if it never came.
     pub came: Option<Moment>,
     pub place: Option<RecordedBinding>,

@@ -42,7 +42,7 @@ pub fn stays(text: &str) -> bool {
 
 /// Whether a key of a label, taint or resource is left as it is: it is one of [`DOMAINS`]. A name may look the same: a model may
 /// be called after the registry that it comes from.
-pub fn is_known_key(key: &str) -> bool {
+pub(crate) fn is_known_key(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
         DOMAINS.iter().any(|known| {
             domain.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'))

@@ -10,7 +10,7 @@ use stowage_scheduling::policy::{
 };
 
 /// What a policy asks beside names.
-pub trait PolicyNames: Names {
+pub(crate) trait PolicyNames: Names {
     /// The label that a pod has, as `true`, for which the expression holds; `None` leaves the expression.
     fn expression(&self, expression: &Expression) -> Option<String>;
 
@@ -24,7 +24,7 @@ pub trait PolicyNames: Names {
 /// A name of no namespace.
 const NO_NAMESPACE: &str = "-";
 /// The value of a label that stands for an expression that holds.
-pub const HOLDS: &str = "true";
+pub(crate) const HOLDS: &str = "true";
 
 /// The same policy by other names. Its version and digest stay, and its windows.
 pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, PolicyError> {

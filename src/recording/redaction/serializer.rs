@@ -67,7 +67,7 @@ const IN_NAMESPACES: [(&str, &str); 3] =
 const TRAITS: &str = "PodTraits";
 
 /// A value whose names are replaced while it is serialized.
-pub struct Redacted<'a, T: ?Sized> {
+pub(crate) struct Redacted<'a, T: ?Sized> {
     value: &'a T,
     names: &'a dyn Names,
     place: Place,

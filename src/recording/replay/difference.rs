@@ -7,7 +7,7 @@ use stowage_scheduling::verbs::ClusterState;
 const SHOWN: usize = 400;
 
 /// The place of the first difference, as a JSON pointer, and what either has there.
-pub fn first_difference(one: &ClusterState, other: &ClusterState) -> Option<(String, String, String)> {
+pub(crate) fn first_difference(one: &ClusterState, other: &ClusterState) -> Option<(String, String, String)> {
     // As values, because maps without an order are stored, too.
     let value = |state: &ClusterState| serde_json::to_value(state).unwrap_or_default();
     difference(&value(one), &value(other), &mut String::new())

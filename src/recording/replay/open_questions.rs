@@ -18,7 +18,7 @@ use stowage_scheduling::verbs::request::DecisionView;
 const KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct OpenQuestions {
+pub(crate) struct OpenQuestions {
     /// By the input's number.
     open: BTreeMap<u64, Unanswered>,
     scores: ScoreCache,

@@ -14,5 +14,6 @@ mod proptests;
 #[cfg(test)]
 mod tests;
 
-pub use figures::{Figures, MetricsProblem, UnknownPage, read};
+pub use figures::{Figures, UnknownPage, read};
+pub use figures::MetricsProblem;
 pub use stowage_scheduling::engines::Engine;

@@ -25,7 +25,7 @@ impl MilliReplicas {
     }
 
     /// So many replicas that none lacks a part.
-    pub fn rounded_up(self) -> u32 {
+    pub(crate) fn rounded_up(self) -> u32 {
         u32::try_from(self.0.div_ceil(1000)).unwrap_or(u32::MAX)
     }
 

@@ -24,11 +24,11 @@ pub struct NodeCostBound {
 }
 
 /// An examined preemption candidate, with a lower bound of the cost of its cheapest victim set.
-pub type ExaminedCandidate<R> = (EvictionCost, R);
+pub(crate) type ExaminedCandidate<R> = (EvictionCost, R);
 
 /// The result of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VictimSearchResult {
+pub(crate) struct VictimSearchResult {
     pub set: Option<VictimSet>,
     /// A set was left out because of an eviction limit.
     pub is_limited: bool,
@@ -92,7 +92,7 @@ pub fn cheapest_among<R: CandidateSource>(
 }
 
 /// As above, and whether a set was left out because of an eviction limit.
-pub fn find_among<R: CandidateSource>(
+pub(crate) fn find_among<R: CandidateSource>(
     cost_bounds: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
     rules: BudgetRules,

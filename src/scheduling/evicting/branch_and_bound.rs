@@ -78,21 +78,21 @@ impl Search {
         self.is_limited
     }
 
-    pub fn note_limited(&mut self) {
+    pub(crate) fn note_limited(&mut self) {
         self.is_limited = true;
     }
 
     /// The best set so far, if it is on this node.
-    pub fn best_on(&self, node: &NodeName) -> Option<&VictimSet> {
+    pub(crate) fn best_on(&self, node: &NodeName) -> Option<&VictimSet> {
         self.best.as_ref().filter(|best| best.node == *node)
     }
 
     /// Rejects the best set: the best of the candidates before it counts.
-    pub fn reject_best(&mut self) {
+    pub(crate) fn reject_best(&mut self) {
         self.best = self.before.take();
     }
 
-    pub fn try_candidate(&mut self, case: &VictimProblem<'_>) {
+    pub(crate) fn try_candidate(&mut self, case: &VictimProblem<'_>) {
         self.is_limited |= case.is_limited;
         if self.beats(case.least, &case.candidate.node) {
             let mut visit = CandidateSearch { search: self, case, steps: 0 };
@@ -107,7 +107,7 @@ impl Search {
 
     /// Whether a set of that cost on this node would replace the best. Among equals the first node by name wins, and on one node
     /// the first set that is found, which is always the same.
-    pub fn beats(&self, eviction_cost: EvictionCost, node: &NodeName) -> bool {
+    pub(crate) fn beats(&self, eviction_cost: EvictionCost, node: &NodeName) -> bool {
         self.best.as_ref().is_none_or(|best| (eviction_cost, node) < (best.eviction_cost, &best.node))
     }
 }

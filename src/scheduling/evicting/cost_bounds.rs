@@ -30,7 +30,7 @@ impl Ledger {
     }
 
     /// The same of some nodes, which are in order of name.
-    pub fn cost_bounds_on<'n>(
+    pub(crate) fn cost_bounds_on<'n>(
         &self,
         nodes: impl Iterator<Item = &'n NodeName>,
         claim: &Preemptor,

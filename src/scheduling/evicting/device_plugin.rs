@@ -13,7 +13,7 @@ use crate::vocabulary::device_plugin::Ask;
 impl Ledger {
     /// The cost of evicting exactly these pods from `node` for a preemptor that requests devices. `None` if one of them may not
     /// be evicted for it, or if it would not fit afterwards.
-    pub fn eviction_cost_of(
+    pub(crate) fn eviction_cost_of(
         &self,
         claim: &Preemptor,
         node: &NodeName,

@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 
 /// One shortfall, and which units relieve it by how much.
 #[derive(Debug)]
-pub struct GpuShortfall {
+pub(crate) struct GpuShortfall {
     /// The GPU's index; unused for a sum.
     pub place: usize,
     pub need: u64,
@@ -30,7 +30,7 @@ pub struct GpuShortfall {
 
 /// The shortfalls of sums over the node.
 #[derive(Debug, Default)]
-pub struct SumShortfalls {
+pub(crate) struct SumShortfalls {
     pub all: Vec<GpuShortfall>,
 }
 
@@ -111,7 +111,7 @@ impl GpuShortfall {
 impl GpuShortfall {
     /// The least number of pods evicted from the GPU to cover `need`, if only units that are `open` may be chosen (the relaxation
     /// again: the largest relief per pod first, the last one in part).
-    pub fn least_pods(&self, units: &[VictimUnit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
+    pub(crate) fn least_pods(&self, units: &[VictimUnit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
         if need == 0 {
             return 0;
         }
@@ -142,7 +142,7 @@ impl GpuShortfall {
 
 impl SumShortfalls {
     /// `None` if all units together are not enough.
-    pub fn of_sums(missing: &Shortfall, units: &[VictimUnit<'_>], base: EvictionCost) -> Option<Self> {
+    pub(crate) fn of_sums(missing: &Shortfall, units: &[VictimUnit<'_>], base: EvictionCost) -> Option<Self> {
         let sums = sums(missing).into_iter().enumerate().filter(|(_, need)| *need > 0);
         let all =
             sums.map(|(place, need)| GpuShortfall::of(place, need, units, base, |unit| sums_of(unit)[place]));
@@ -159,12 +159,12 @@ fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
 }
 
 /// What a sum still lacks.
-pub fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
+pub(crate) fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
     lack.need.saturating_sub(sums(freed)[lack.place])
 }
 
 /// What must be given back on a GPU at least: bytes, or the number of resident pods for a pod that wants the GPU exclusively.
-pub fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
+pub(crate) fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => gpu.tenants.into(),
         Sharing::Shared if demand.per_gpu.0 == 0 => 0,
@@ -202,7 +202,7 @@ fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand
 /// Lower bounds of what it takes to cover the need on a GPU, from one pod that leaves to the next: of the cost, and of the number
 /// of evicted pods. The pod with the best value is assumed to be there as often as needed.
 #[derive(Debug, Clone)]
-pub struct GpuFloor {
+pub(crate) struct GpuFloor {
     need: u64,
     /// What all of them together do not cover.
     left: u64,

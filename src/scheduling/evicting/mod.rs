@@ -17,14 +17,20 @@ mod survey;
 mod victim_unit;
 mod without_evictable;
 
-pub use best_first::{
-    CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
-    find_among, seen,
-};
-pub use candidate::{MembersElsewhere, PreemptionCandidate, Shortfall, VictimGroup};
+pub use best_first::{cheapest, cheapest_among, seen};
+pub(crate) use best_first::VictimSearchResult;
+pub(crate) use best_first::NodeCostBound;
+pub(crate) use best_first::ExaminedCandidate;
+pub(crate) use best_first::CandidateSource;
+pub(crate) use best_first::find_among;
+pub use candidate::PreemptionCandidate;
+pub(crate) use candidate::VictimGroup;
+pub(crate) use candidate::Shortfall;
+pub(crate) use candidate::MembersElsewhere;
 pub use eviction_cost::EvictionCost;
-pub use lower_bound::{GpuFloor, gpu_need};
-pub use survey::CandidateSurvey;
+pub(crate) use lower_bound::GpuFloor;
+pub(crate) use lower_bound::gpu_need;
+pub(crate) use survey::CandidateSurvey;
 pub use without_evictable::WithoutEvictable;
 
 use super::vocabulary::demand::Demand;

@@ -77,7 +77,7 @@ impl Ledger {
     }
 
     /// The same, as if the preemptor requested `demand`.
-    pub fn candidates_for_demand<'n>(
+    pub(crate) fn candidates_for_demand<'n>(
         &self,
         claim: &Preemptor,
         demand: &Demand,
@@ -108,7 +108,7 @@ impl Ledger {
 
     /// By how many pods disruption budgets are overdrawn if these are evicted for the pod, beside the victims of other pods'
     /// reservations.
-    pub fn budget_violations<'u>(
+    pub(crate) fn budget_violations<'u>(
         &self,
         preemptor: &PodUid,
         victims: impl Iterator<Item = &'u PodUid>,
@@ -178,7 +178,7 @@ impl<'l> CandidateSurvey<'l> {
     }
 
     /// The same for one that evicts pods of one node only: a group with members on others stays.
-    pub fn of_one_node(self) -> Self {
+    pub(crate) fn of_one_node(self) -> Self {
         Self { is_of_one_node: true, ..self }
     }
 

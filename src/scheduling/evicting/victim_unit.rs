@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 /// Pods that are evicted together: one pod, or the members of a group.
 #[derive(Debug)]
-pub struct VictimUnit<'a> {
+pub(crate) struct VictimUnit<'a> {
     /// Its pods on this node, in order of UID.
     pub residents: Vec<&'a PotentialVictim>,
     pub gang: Option<&'a VictimGroup>,
@@ -37,7 +37,7 @@ pub struct VictimUnit<'a> {
 
 /// One candidate and one demand.
 #[derive(Debug)]
-pub struct VictimProblem<'a> {
+pub(crate) struct VictimProblem<'a> {
     pub candidate: &'a PreemptionCandidate,
     pub demand: &'a Demand,
     pub rules: BudgetRules,
@@ -61,7 +61,7 @@ pub struct VictimProblem<'a> {
 
 /// Why a candidate has no victim set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoVictimSet {
+pub(crate) enum NoVictimSet {
     /// Evicting every pod would not be enough.
     Ever,
     /// The evictions allowed now are not enough.
@@ -220,7 +220,7 @@ impl<'a> VictimUnit<'a> {
     }
 
     /// Pods of this node that are evicted with it.
-    pub fn evicted_here(&self) -> u32 {
+    pub(crate) fn evicted_here(&self) -> u32 {
         if self.is_awaited { 0 } else { self.residents.len() as u32 }
     }
 

@@ -30,7 +30,7 @@ pub fn asks(demand: &Demand) -> RequestPart {
 }
 
 /// The VRAM that the manifest requests; split over several GPUs it is rounded up.
-pub fn asked_vram(demand: &Demand) -> Bytes {
+pub(crate) fn asked_vram(demand: &Demand) -> Bytes {
     match demand.traits.vram {
         Bytes::ZERO => demand.vram(),
         asked => asked.min(demand.vram()),

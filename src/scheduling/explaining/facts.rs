@@ -109,7 +109,7 @@ impl Facts {
     }
 
     /// Makes the snapshot the one that the pod itself sees.
-    pub fn without_own_reservation(mut self) -> Self {
+    pub(crate) fn without_own_reservation(mut self) -> Self {
         let own = std::mem::take(&mut self.own_nodes);
         if !own.is_empty() {
             let generation = self.snapshot.generation();
@@ -128,7 +128,7 @@ impl Facts {
     }
 
     /// The indices of the nodes that the scheduler would accept, as far as that is known.
-    pub fn open_places(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn open_places(&self) -> impl Iterator<Item = usize> {
         (0..self.snapshot.nodes().len()).filter(|place| self.was_asked(*place) != Some(false))
     }
 
@@ -198,7 +198,7 @@ impl NodeDetails {
     }
 
     /// Adds the reasons why pods may not be evicted, for a pending pod.
-    pub fn with_reasons(self, ledger: &Ledger, facts: &Facts) -> Self {
+    pub(crate) fn with_reasons(self, ledger: &Ledger, facts: &Facts) -> Self {
         if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
             return self;
         }
@@ -292,7 +292,7 @@ impl<'a> GpuOccupants<'a> {
         (names, opens_in)
     }
 
-    pub fn excluding(self, demand: &Demand) -> Vec<String> {
+    pub(crate) fn excluding(self, demand: &Demand) -> Vec<String> {
         let policy = &self.facts.policy;
         let own = policy.class(demand.class);
         self.named(|gpu_occupant| {
@@ -304,10 +304,10 @@ impl<'a> GpuOccupants<'a> {
 }
 
 /// The nodes that are examined closely when victims are sought: the nearest to fitting.
-pub const NODES_FOR_VICTIMS: usize = 64;
+pub(crate) const NODES_FOR_VICTIMS: usize = 64;
 
 /// Which nodes are shown in detail.
-pub fn best_shown(options: &ShownNodes, nodes: usize) -> usize {
+pub(crate) fn best_shown(options: &ShownNodes, nodes: usize) -> usize {
     match options {
         ShownNodes::Best(best) => (*best).min(nodes).max(1),
         ShownNodes::All | ShownNodes::Node(_) => nodes.max(1),

@@ -7,7 +7,7 @@ use crate::units::Bytes;
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::Gpu;
 
-pub fn pod_loan(facts: &Facts) -> Option<PodLoanPart> {
+pub(crate) fn pod_loan(facts: &Facts) -> Option<PodLoanPart> {
     facts.loan.as_ref().map(|PodLoan { stage, request, others, borrowed, is_free }| PodLoanPart {
         stage: *stage,
         request: request.as_ref().map(|request| request.to_string()),

@@ -103,13 +103,13 @@ impl NodeOutline {
     }
 
     /// Whether a node fits that the scheduler would accept.
-    pub fn fits_where_asked(&self, facts: &Facts) -> bool {
+    pub(crate) fn fits_where_asked(&self, facts: &Facts) -> bool {
         let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
         facts.open_places().any(|place| !refused.contains(&place))
     }
 
     /// The nodes that do not fit, the nearest first, as far as the scheduler would accept them.
-    pub fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
+    pub(crate) fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
         self.refused.iter().copied().filter(|(place, _)| facts.was_asked(*place) != Some(false))
     }
 

@@ -32,7 +32,7 @@ pub fn amount(amount: ShareAmount, nothing: &str) -> String {
 }
 
 /// `GPU 2`, `GPUs 0, 1 and 3`.
-pub fn gpu_list(indices: &[u32]) -> String {
+pub(crate) fn gpu_list(indices: &[u32]) -> String {
     let names: Vec<String> = indices.iter().map(u32::to_string).collect();
     match &names[..] {
         [one] => format!("GPU {one}"),

@@ -63,7 +63,7 @@ impl ModelId {
 
     /// A bit for each name by which [`Self::among`] knows the model, whatever joins its parts: a short name, and what it stands
     /// for, have one in common.
-    pub fn marks_among(&self) -> u64 {
+    pub(crate) fn marks_among(&self) -> u64 {
         let mark = |name: &str| {
             let mut hasher = FxHasher::default();
             name.bytes().for_each(|byte| {
@@ -83,7 +83,7 @@ impl ModelId {
         front.is_empty() || front.strip_suffix(['-', '_', '.']) == Some(organization)
     }
 
-    pub fn has_organization(&self) -> bool {
+    pub(crate) fn has_organization(&self) -> bool {
         self.canonical.contains('/')
     }
 

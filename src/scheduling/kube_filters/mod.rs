@@ -107,7 +107,7 @@ impl ClusterFilters {
     }
 
     /// Removes the node; its pods stay until they are observed to go.
-    pub fn remove_machine(&mut self, name: &NodeName) {
+    pub(crate) fn remove_machine(&mut self, name: &NodeName) {
         if let Some(page) = self.seen.pages.get_mut(name).filter(|page| page.machine.is_some()) {
             Arc::make_mut(page).machine = None;
             self.forget_blank(name);
@@ -147,7 +147,7 @@ impl ClusterFilters {
     }
 
     /// Sets the requirements of the pod that replaces this bound one if it is evicted.
-    pub fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
+    pub(crate) fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
         if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
             self.seen.movable.insert(uid, Arc::new(wants));
         }
@@ -159,7 +159,7 @@ impl ClusterFilters {
     }
 
     /// Removes a pod that has ended or was deleted.
-    pub fn remove_pod(&mut self, uid: &PodUid) {
+    pub(crate) fn remove_pod(&mut self, uid: &PodUid) {
         self.seen.waiting.remove(uid);
         self.seen.movable.remove(uid);
         let Some(node) = self.places.remove(uid) else { return };
@@ -183,11 +183,11 @@ impl ClusterFilters {
     }
 
     /// Sets a claim (by `namespace/name`), a volume or a storage class as it is now.
-    pub fn set_storage(&mut self, name: Arc<str>, object: StorageObject) {
+    pub(crate) fn set_storage(&mut self, name: Arc<str>, object: StorageObject) {
         Arc::make_mut(&mut self.seen.volumes).set(name, object);
     }
 
-    pub fn remove_storage(&mut self, kind: StorageKind, name: &str) {
+    pub(crate) fn remove_storage(&mut self, kind: StorageKind, name: &str) {
         Arc::make_mut(&mut self.seen.volumes).remove(kind, name);
     }
 

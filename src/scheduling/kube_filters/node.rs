@@ -36,7 +36,7 @@ const CLOSED: [&str; 3] = [UNSCHEDULABLE, "node.kubernetes.io/not-ready", "node.
 
 impl FilterNode {
     /// Whether new pods go there, apart from such as tolerate anything: it is not cordoned, and its kubelet answers.
-    pub fn takes_new_pods(&self) -> bool {
+    pub(crate) fn takes_new_pods(&self) -> bool {
         !self.taints.iter().any(|taint| CLOSED.contains(&taint.key.as_str()))
     }
 }

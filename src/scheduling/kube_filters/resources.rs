@@ -97,7 +97,7 @@ fn is_pod_level(resource: &str) -> bool {
 
 /// The sums over the pods of a node. Only ever added to: without a pod, the sum is recomputed from the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RequestedSums {
+pub(crate) struct RequestedSums {
     pub pods: u64,
     cpu: MilliCpu,
     memory: Bytes,

@@ -279,7 +279,7 @@ impl VolumeIndex {
     }
 
     /// Whether the volume of one of these claims is known to be on a single node.
-    pub fn are_on_one_node(&self, namespace: &str, claims: &[Arc<str>]) -> bool {
+    pub(crate) fn are_on_one_node(&self, namespace: &str, claims: &[Arc<str>]) -> bool {
         claims.iter().any(|name| {
             let Some(VolumeClaim { binding: ClaimBinding::Bound { volume }, .. }) =
                 self.claims.get(&format!("{namespace}/{name}"))

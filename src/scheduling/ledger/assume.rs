@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// A pod that is assumed or bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AssumeResult {
+pub(crate) enum AssumeResult {
     /// Charged by this call.
     New(Placement),
     /// Charged by an earlier call that is still on its way.

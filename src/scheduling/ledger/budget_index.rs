@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 /// The place of a budget that does not exist: a pod that several budgets cover is refused by the Eviction API whatever they
 /// allow.
-pub const SEVERAL: usize = usize::MAX;
+pub(crate) const SEVERAL: usize = usize::MAX;
 
 /// Budgets of one namespace, with their rules and the values these name. A decision goes through all of them: beyond that
 /// many, every pod of the namespace counts as covered by several.
 const MOST_VALUES: usize = 4096;
 
 #[derive(Default)]
-pub struct BudgetIndex<'a> {
+pub(crate) struct BudgetIndex<'a> {
     budgets: &'a [Arc<DisruptionBudget>],
     by_namespace: FxHashMap<&'a str, Namespace<'a>>,
 }

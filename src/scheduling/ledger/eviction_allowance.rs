@@ -5,7 +5,9 @@
 
 use crate::ids::NodeName;
 use crate::policy::EvictionRates;
-pub use crate::reasons::{EvictionLimit, EvictionScope, LimitedBecause};
+pub use crate::reasons::EvictionLimit;
+pub(crate) use crate::reasons::LimitedBecause;
+pub(crate) use crate::reasons::EvictionScope;
 use crate::vocabulary::classification::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Other labels of namespaces, by name; `None` for a namespace that is gone.
-pub type NamespaceEdits = BTreeMap<String, Option<Arc<Labels>>>;
+pub(crate) type NamespaceEdits = BTreeMap<String, Option<Arc<Labels>>>;
 
 /// Other labels and everything that follows from them, made of a copy of a ledger.
 #[derive(Debug)]
-pub struct PreparedLabels(PreparedPolicy);
+pub(crate) struct PreparedLabels(PreparedPolicy);
 
 impl PreparedLabels {
     /// `copy` is [`Ledger::scratch`] of the ledger in which these labels shall be known. Answers `None` if its policy says the same

@@ -286,7 +286,7 @@ impl Ledger {
     }
 
     /// How far the pod is over its grant, if that is believed now.
-    pub fn overuse_of(&self, uid: &PodUid) -> Option<&Overuse> {
+    pub(crate) fn overuse_of(&self, uid: &PodUid) -> Option<&Overuse> {
         let overuse = match self.pod_states.get(uid) {
             Some(pod_state) => self.overuse.nodes.get(pod_state.node()?)?.get(uid)?,
             None => self.ungranted(uid)?.1,

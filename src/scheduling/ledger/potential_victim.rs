@@ -169,7 +169,7 @@ pub(crate) fn given_back(pod_state: &PodState, used: TenantUsage, preemptor: &De
 }
 
 /// Admits the classes that no remaining pod excludes.
-pub fn settle_class_exclusions(
+pub(crate) fn settle_class_exclusions(
     class_exclusions: &[ClassExclusion],
     state: &mut [Gpu],
     has_left: impl Fn(&PodUid) -> bool,

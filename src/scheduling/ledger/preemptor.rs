@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub(super) const CLOCKS_DIFFER: Millis = Millis::seconds(5);
 
 /// Of each model, what is nearest to a GPU on any node.
-pub type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
+pub(crate) type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
 
 /// A pod that preempts, as every node sees it, at the moment at which this was made.
 #[derive(Debug, Default)]

@@ -201,7 +201,7 @@ impl Ledger {
     }
 
     /// What the node's sum has left, as the scheduler counts it: by what pods ask for, and with the pods that are to come.
-    pub fn sum_left_on(&self, name: &NodeName) -> Bytes {
+    pub(crate) fn sum_left_on(&self, name: &NodeName) -> Bytes {
         let Some(node_state) = self.node_states.get(name) else { return Bytes::ZERO };
         let here = node_state.pods().iter().map(|uid| &self.pod_states[uid]);
         let reserved = here

@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 /// Everything a ledger knows, except for its policy. Pods and nodes are shared with the ledger: an export is cheap.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LedgerState {
+pub(crate) struct LedgerState {
     /// The version of the policy by which pods and nodes are classified.
     policy_version: u64,
     #[serde(default)]

@@ -168,7 +168,7 @@ impl TenantUsages {
 
 /// The shares of tenants, as a preemptor sees them.
 #[derive(Debug, Default)]
-pub struct TenantShares {
+pub(crate) struct TenantShares {
     /// The policy has no tenants: any pod may be evicted.
     is_off: bool,
     /// There is a preemptor: for one of no pod, no pod uses a guarantee, and none is spared.

@@ -36,7 +36,7 @@ pub fn choose(
 }
 
 /// The same with a packing model, on a node that the model has not summarized yet.
-pub fn choose_at(
+pub(crate) fn choose_at(
     packing_model: &PackingModel,
     node_gpus: NodeGpus<'_>,
     demand: &Demand,
@@ -59,7 +59,7 @@ pub struct Wake {
 
 /// What a pod with this demand gains on these GPUs of a node; `None` if no engine sleeps there that it may wake, or a start takes
 /// no longer. Either way the pod's own images come first.
-pub fn wake_on(
+pub(crate) fn wake_on(
     node: &Node,
     gpus: GpuSet,
     demand: &Demand,

@@ -42,7 +42,7 @@ fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
 }
 
 /// The load of the healthy GPU with the least.
-pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+pub(crate) fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
     EngineLoadCost::least(healthy(node), demand)
 }
 

@@ -52,7 +52,7 @@ fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
 }
 
 /// The load of the GPU with the least.
-pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+pub(crate) fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
     EngineLoadCost::least(node.gpus.iter(), demand)
 }
 

@@ -22,7 +22,7 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
 }
 
 /// The same, by an evaluation of this node.
-pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
+pub(crate) fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = evaluation.demand();
     check_node_admission(node, demand)?;
     match &demand.ask {
@@ -59,7 +59,7 @@ pub fn sentence(misfit: &Misfit, node: Option<&Node>) -> String {
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
-pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
+pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
     if demand.ask == Ask::Vram
         && let Some(misfit) = exclusion(node)
     {
@@ -151,7 +151,7 @@ fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
-pub fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
+pub(crate) fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
     let emptied = gpus.iter().filter(|gpu| could_fit(gpu, demand)).map(not_excluded);
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }

@@ -9,11 +9,11 @@
 pub mod affinity;
 pub mod claims;
 pub mod device_plugin;
-pub mod engine_load_cost;
+pub(crate) mod engine_load_cost;
 pub mod fit;
 pub mod learned;
 mod node_names;
-pub mod pack;
+pub(crate) mod pack;
 pub mod packing;
 pub mod rank;
 pub mod score_cache;

@@ -61,7 +61,7 @@ impl GpuChoice {
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. Of several GPUs, the fewest that
 /// are softly reserved for another pod, then such as reach each other over NVLink; then the load of engines in steps, the packing
 /// cost, the exact load, and the lowest indices.
-pub fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
+pub(crate) fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
     match evaluation.packing() {
         NodePacking::BestFit(packing) => choose_with(packing, evaluation, allowed),
         NodePacking::Learned(packing) => choose_with(packing, evaluation, allowed),
@@ -195,7 +195,7 @@ fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
 }
 
 /// Whether the GPU is softly reserved for another pod that would not fit beside this demand.
-pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
+pub(crate) fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
     !gpu.fits_beside_soft_reservations(demand)
 }
 

@@ -76,7 +76,7 @@ impl<'a> NodeEvaluation<'a> {
     }
 
     /// GPUs without a model.
-    pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
+    pub(crate) fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
         let gpus = EvaluatedGpus::Alone(gpus);
         Self { demand, gpus, packing: NodePacking::BestFit(BestFitPacking(gpus)) }
     }
@@ -95,7 +95,7 @@ impl<'a> NodeEvaluation<'a> {
     }
 
     /// The packing cost if the demand gets these GPUs.
-    pub fn packing_cost(&self, chosen: GpuSet) -> PackingCost {
+    pub(crate) fn packing_cost(&self, chosen: GpuSet) -> PackingCost {
         fn again(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
             packing.cost(&packing.base(demand), demand, chosen)
         }

@@ -13,7 +13,7 @@ use super::{affinity, claims};
 use crate::ids::NodeName;
 use crate::placing::fit::is_allowed;
 use crate::policy::Policy;
-pub use crate::policy::ScoreParts;
+pub(crate) use crate::policy::ScoreParts;
 use crate::units::Bytes;
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::{Demand, Sharing};
@@ -24,7 +24,7 @@ use crate::vocabulary::node::Node;
 use serde::Serialize;
 
 /// The top of the extender's score range.
-pub const MAX_SCORE: u8 = 10;
+pub(crate) const MAX_SCORE: u8 = 10;
 
 /// How good a place is for a demand; less is better. The order of the fields is the policy, the first that differs decides. What
 /// a pod's attempt brings along goes before it, and its node's name after it: see [`Candidate`].
@@ -43,7 +43,7 @@ pub struct Score {
 }
 
 /// The largest part of a score.
-pub const WHOLE_PART: u32 = 1000;
+pub(crate) const WHOLE_PART: u32 = 1000;
 
 /// A node that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub use super::node_names::NO_PLACE as UNKNOWN_PLACE;
 
 impl Shortlist {
     /// The places in the snapshot of the nodes that were asked about, of those that it has.
-    pub fn known_places(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn known_places(&self) -> impl Iterator<Item = usize> {
         self.places.iter().filter(|place| **place != UNKNOWN_PLACE).map(|place| *place as usize)
     }
 
@@ -170,7 +170,7 @@ pub fn shortlist<'a>(
 }
 
 /// The same, by a function that says what [`score_node`] says of the node at an index.
-pub fn shortlist_by<'a>(
+pub(crate) fn shortlist_by<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
     names: impl ExactSizeIterator<Item = &'a str>,

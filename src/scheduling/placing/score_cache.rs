@@ -51,7 +51,7 @@ pub struct CachedScores {
 /// A generation that no node reaches.
 const NEVER: u64 = u64::MAX;
 
-pub type CachedScore = Result<(Score, GpuSet), Misfit>;
+pub(crate) type CachedScore = Result<(Score, GpuSet), Misfit>;
 
 /// All that a node's result follows from beside the node.
 #[derive(Debug, Clone, PartialEq, Eq)]

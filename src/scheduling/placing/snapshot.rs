@@ -138,7 +138,7 @@ impl Snapshot {
     }
 
     /// The nodes of a set; all of them if nodes have come or gone since it was made.
-    pub fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
+    pub(crate) fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
         let is_current = set.epoch == self.epoch;
         let is_in = move |place: usize| !is_current || set.words[place / 64] >> (place % 64) & 1 == 1;
         self.nodes.iter().enumerate().filter(move |(place, _)| is_in(*place)).map(|(_, node)| node)
@@ -178,7 +178,7 @@ impl Snapshot {
     }
 
     /// The most that any node has of a model; `None` if none knows.
-    pub fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
+    pub(crate) fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
         let held = self.nodes.iter().filter_map(|node| node.holding(model)).map(|holding| holding.bytes);
         held.max().filter(|bytes| *bytes > Bytes::ZERO)
     }
@@ -294,7 +294,7 @@ impl Demand {
 
     /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
     /// fetch everything would look as near as one that has it.
-    pub fn weighed_by(&mut self, snapshot: &Snapshot) {
+    pub(crate) fn weighed_by(&mut self, snapshot: &Snapshot) {
         if self.asks_plugin() {
             self.weights = self.model.as_ref().and_then(|model| snapshot.heaviest(model));
         }

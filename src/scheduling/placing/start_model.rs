@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Images whose sizes are known at most. The size of one that comes when there are so many is unknown until others are gone.
-pub const MAX_IMAGES: usize = 32_768;
+pub(crate) const MAX_IMAGES: usize = 32_768;
 
 /// What is known in the whole cluster of how long starts take. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ impl StartEstimate {
 }
 
 impl FactorsAndSource {
-    pub const PRIOR: Self = Self { factors: StartFactors::PRIOR, source: FactorSource::Policy };
+    pub(crate) const PRIOR: Self = Self { factors: StartFactors::PRIOR, source: FactorSource::Policy };
 }
 
 impl StartModel {
@@ -150,7 +150,7 @@ impl StartModel {
     }
 
     /// Takes in what was learned in the whole cluster of one kind of start, on one kind of GPU; `None` if that is forgotten.
-    pub fn set_factors(&mut self, kind: StartKind, gpu: Option<&GpuModel>, factors: Option<StartFactors>) {
+    pub(crate) fn set_factors(&mut self, kind: StartKind, gpu: Option<&GpuModel>, factors: Option<StartFactors>) {
         match (kind, gpu) {
             (StartKind::Pull, _) => self.pull.set((), factors),
             // On GPUs of which nothing is known, the policy's speeds count.
@@ -166,13 +166,13 @@ impl StartModel {
     }
 
     /// Forgets all factors: the policy's speeds are others now.
-    pub fn forget_factors(&mut self) {
+    pub(crate) fn forget_factors(&mut self) {
         self.pull.clear();
         self.engines.iter_mut().for_each(LearnedFactors::clear);
     }
 
     /// What was learned in the whole cluster of one kind of start, on one kind of GPU.
-    pub fn cluster_factors(&self, kind: StartKind, gpu: Option<&GpuModel>) -> Option<StartFactors> {
+    pub(crate) fn cluster_factors(&self, kind: StartKind, gpu: Option<&GpuModel>) -> Option<StartFactors> {
         let known = match kind {
             StartKind::Pull => self.pull.factors.first().map(|(_, factors)| factors),
             StartKind::Engine(engine, path) => {
@@ -186,7 +186,7 @@ impl StartModel {
 
     /// How long an engine takes to start on a node that has `holding` of its model, without a pull; `weights` is what the model
     /// weighs where the node cannot tell.
-    pub fn engine_start(
+    pub(crate) fn engine_start(
         &self,
         node: &Node,
         engine: Engine,
@@ -200,7 +200,7 @@ impl StartModel {
 
     /// How long an engine takes to start on GPUs of that model, as far as the cluster has learned, on a node that is not known
     /// yet.
-    pub fn usual_start(
+    pub(crate) fn usual_start(
         &self,
         gpu: Option<&GpuModel>,
         engine: Engine,
@@ -213,7 +213,7 @@ impl StartModel {
     }
 
     /// The sizes of images, to be changed.
-    pub fn images_mut(&mut self) -> &mut ImageSizes {
+    pub(crate) fn images_mut(&mut self) -> &mut ImageSizes {
         Arc::make_mut(&mut self.images)
     }
 
@@ -294,7 +294,7 @@ impl ImageSizes {
     }
 
     /// Whether [`Self::replace`] would change anything. One that found no room stays without until the node's list changes.
-    pub fn would_change(&self, before: impl Iterator<Item = ImageId>, now: &[NodeImage]) -> bool {
+    pub(crate) fn would_change(&self, before: impl Iterator<Item = ImageId>, now: &[NodeImage]) -> bool {
         let is_larger =
             |image: &NodeImage| self.size_of(image.image).is_some_and(|known| known < image.bytes);
         !before.eq(now.iter().map(|image| image.image)) || now.iter().any(is_larger)

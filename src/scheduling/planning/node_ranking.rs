@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// The signature of a pod: pods whose signatures are alike may have the same places, and evict the same pods for them.
 #[derive(Debug, Clone)]
-pub struct PodSignature {
+pub(crate) struct PodSignature {
     key: DemandKey,
     /// Of any of the pods: only what the key, the tenant, the priority and the right to preempt say of it counts.
     demand: Demand,
@@ -31,7 +31,7 @@ pub struct PodSignature {
 
 /// How one node suits equal pods.
 #[derive(Debug, Clone, Copy)]
-pub enum NodeFit {
+pub(crate) enum NodeFit {
     Free(Score, GpuSet),
     /// The node would fit, but has not enough free now.
     Full(Misfit),
@@ -42,7 +42,7 @@ pub enum NodeFit {
 }
 
 #[derive(Debug)]
-pub struct NodeRanking {
+pub(crate) struct NodeRanking {
     signature: PodSignature,
     /// By index in the snapshot.
     gpu_candidates: Vec<NodeFit>,
@@ -62,7 +62,7 @@ impl PodSignature {
     }
 
     /// The signature of the pod that its controller creates in place of an evicted one.
-    pub fn successor_of(demand: &Demand, wants: Option<Arc<Requirements>>) -> Self {
+    pub(crate) fn successor_of(demand: &Demand, wants: Option<Arc<Requirements>>) -> Self {
         Self { key: DemandKey::of(demand), demand: demand.clone(), wants, asked: None }
     }
 
@@ -137,12 +137,12 @@ impl NodeRanking {
         ranking
     }
 
-    pub fn is_for(&self, signature: &PodSignature) -> bool {
+    pub(crate) fn is_for(&self, signature: &PodSignature) -> bool {
         self.signature.is_like(signature)
     }
 
     /// Examines again a node that has changed.
-    pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
+    pub(crate) fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
         let signature = self.signature.clone();
         let coming = seeing.ledger.coming_to(&seeing.snapshot.nodes()[place].name);
         self.look_at(place, coming, seeing, signature.question(kube_filters).as_ref());
@@ -161,22 +161,22 @@ impl NodeRanking {
         self.unsupported.iter().copied()
     }
 
-    pub fn has_free(&self) -> bool {
+    pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
     }
 
-    pub fn count_full(&self) -> u32 {
+    pub(crate) fn count_full(&self) -> u32 {
         self.full.len() as u32
     }
 
-    pub fn first_full(&self) -> Option<Misfit> {
+    pub(crate) fn first_full(&self) -> Option<Misfit> {
         self.full.first().and_then(|place| match self.gpu_candidates[*place] {
             NodeFit::Full(misfit) => Some(misfit),
             _ => None,
         })
     }
 
-    pub fn first_unsupported(&self) -> Option<UnsupportedRule> {
+    pub(crate) fn first_unsupported(&self) -> Option<UnsupportedRule> {
         self.unsupported.first().and_then(|place| match self.gpu_candidates[*place] {
             NodeFit::Unsupported(unsupported) => Some(unsupported),
             _ => None,

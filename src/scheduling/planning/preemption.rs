@@ -65,7 +65,7 @@ impl CandidateCache {
         *self = Self::default();
     }
 
-    pub fn forget_node(&mut self, node: &NodeName) {
+    pub(crate) fn forget_node(&mut self, node: &NodeName) {
         self.candidates.remove(node);
     }
 

@@ -302,7 +302,7 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Reserves these GPUs, which are free.
-    pub fn reserve_at(
+    pub(crate) fn reserve_at(
         &mut self,
         pod: &PendingPod,
         snapshot: &Snapshot,
@@ -347,7 +347,7 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Undoes [`Self::reserve`].
-    pub fn release_reservation(&mut self, place: &PlannedPlacement) {
+    pub(crate) fn release_reservation(&mut self, place: &PlannedPlacement) {
         self.ledger.release_reservation(&place.uid);
         self.places = self.places.saturating_sub(1);
         self.ledger.take_back_ordered(&place.reservation.victims);

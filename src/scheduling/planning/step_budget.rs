@@ -49,7 +49,7 @@ impl<'a> StepBudget<'a> {
         Self { bounds, spent: Cell::new(0), is_stopped: Cell::new(false) }
     }
 
-    pub fn spend(&self, steps: u64) {
+    pub(crate) fn spend(&self, steps: u64) {
         self.spent.set(self.spent.get().saturating_add(steps));
     }
 

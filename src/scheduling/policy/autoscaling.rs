@@ -147,7 +147,7 @@ impl AutoscalingRules {
     }
 
     /// The models that have rules by their name: they are known before any of their replicas is.
-    pub fn named_models(&self) -> impl Iterator<Item = ModelId> {
+    pub(crate) fn named_models(&self) -> impl Iterator<Item = ModelId> {
         self.models.keys().filter(|name| !is_pattern(name)).filter_map(|name| ModelId::parse(name).ok())
     }
 }

@@ -14,7 +14,7 @@ pub struct DraRules {
 }
 
 impl DraRules {
-    pub fn is_gpu_driver(&self, driver: &str) -> bool {
+    pub(crate) fn is_gpu_driver(&self, driver: &str) -> bool {
         self.gpu_drivers.iter().any(|known| known == driver)
     }
 }

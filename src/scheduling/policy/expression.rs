@@ -9,7 +9,8 @@ mod check;
 mod cost;
 mod kind;
 
-pub use cost::{Cost, is_within_bounds};
+pub use cost::is_within_bounds;
+pub(crate) use cost::Cost;
 
 use crate::units::text::Malformed;
 use crate::vocabulary::classification::PodTraits;
@@ -30,7 +31,7 @@ const LONGEST: usize = 1024;
 const DEEPEST: usize = 32;
 
 /// What an expression may ask of `pod`.
-pub const FIELDS: [&str; 11] = [
+pub(crate) const FIELDS: [&str; 11] = [
     "exclusive",
     "gpus",
     "kvCache",
@@ -45,7 +46,7 @@ pub const FIELDS: [&str; 11] = [
 ];
 
 /// What it may call, beside operators.
-pub const FUNCTIONS: [&str; 6] = ["contains", "endsWith", "int", "size", "startsWith", "string"];
+pub(crate) const FUNCTIONS: [&str; 6] = ["contains", "endsWith", "int", "size", "startsWith", "string"];
 
 #[derive(Clone)]
 pub struct Expression {

@@ -25,25 +25,35 @@ mod stored;
 pub mod tenant;
 pub mod window;
 
-pub use autoscaling::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
-pub use class::{
-    Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, UnknownLoadRule, Unmet,
-};
-pub use dra::DraRules;
-pub use eviction::{
-    ConflictRule, EvictionCosts, EvictionRates, KueueRule, OveruseRule, PreemptionRules, ViolateBudgets,
-};
-pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
-pub use namespaces::{NamespaceLabels, NamespaceSelection};
+pub use autoscaling::{AutoscalingRules, ModelRules, Reserve};
+pub use autoscaling::ScaleUp;
+pub use autoscaling::ScaleDown;
+pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
+pub(crate) use class::UnknownLoadRule;
+pub(crate) use dra::DraRules;
+pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, OveruseRule, ViolateBudgets};
+pub(crate) use eviction::PreemptionRules;
+pub(crate) use eviction::KueueRule;
+pub use expression::{Expression, ExpressionError, ExpressionPod};
+pub use namespaces::NamespaceLabels;
+pub(crate) use namespaces::NamespaceSelection;
 pub use nodes::NodeRules;
-pub use packing::{LearningMode, PackingPolicy, PackingRules};
-pub use planning::LendingRules;
-pub use planning::{
-    Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, PressureRules,
-    WhenIncomplete,
-};
-pub use pool::{Pool, PoolAdmission, PoolId};
-pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
+pub use packing::PackingPolicy;
+pub(crate) use packing::PackingRules;
+pub(crate) use packing::LearningMode;
+pub(crate) use planning::LendingRules;
+pub use planning::{Consolidation, GroupPlacement, Planning, WhenIncomplete};
+pub(crate) use planning::PressureRules;
+pub use planning::PercentageThreshold;
+pub use planning::GroupRules;
+pub use planning::CountThreshold;
+pub use pool::Pool;
+pub(crate) use pool::PoolId;
+pub(crate) use pool::PoolAdmission;
+pub use scoring::Weights;
+pub(crate) use scoring::Scoring;
+pub(crate) use scoring::ScoreParts;
+pub(crate) use scoring::PartAndWeight;
 pub use selection::{LabelExpression, LabelOperator, NamespaceSelector};
 pub use settings::{ExpiredRule, Mode, Settings, TelemetryRules};
 pub use spare::SpareRule;
@@ -173,7 +183,7 @@ impl Policy {
     }
 
     /// The window of these that is open, the first if several are.
-    pub fn open_window<'a>(&self, windows: &'a [Window]) -> Option<&'a Window> {
+    pub(crate) fn open_window<'a>(&self, windows: &'a [Window]) -> Option<&'a Window> {
         windows.iter().find(|window| self.open.contains(*window))
     }
 
@@ -235,7 +245,7 @@ impl Policy {
     }
 
     /// Whether any class shares no GPU with some other.
-    pub fn keeps_classes_apart(&self) -> bool {
+    pub(crate) fn keeps_classes_apart(&self) -> bool {
         self.terms.iter().any(|terms| !terms.class_exclusions.is_empty())
     }
 
@@ -247,7 +257,7 @@ impl Policy {
         &self.tenants
     }
 
-    pub fn tenant_ids(&self) -> impl Iterator<Item = TenantId> + use<> {
+    pub(crate) fn tenant_ids(&self) -> impl Iterator<Item = TenantId> + use<> {
         (0..self.tenants.len()).map(TenantId::at)
     }
 
@@ -287,7 +297,7 @@ impl Policy {
 
     /// What happens to pods of the class that use more than their grant, and after how long. Only the class itself can say that
     /// pods which are never preempted are evicted for it.
-    pub fn overuse_of(&self, class: &Class) -> (OveruseRule, Millis) {
+    pub(crate) fn overuse_of(&self, class: &Class) -> (OveruseRule, Millis) {
         let default = match class.eviction {
             Preemptibility::Never => OveruseRule::Report,
             Preemptibility::ForHigherPriority => self.overuse,
@@ -318,18 +328,18 @@ impl Policy {
     }
 
     /// Whether a rule of `planning.spare` holds now.
-    pub fn holds_now(&self, rule: &SpareRule) -> bool {
+    pub(crate) fn holds_now(&self, rule: &SpareRule) -> bool {
         rule.when.is_empty() || self.open_window(&rule.when).is_some()
     }
 
     /// The rules of `planning.spare` that hold now, by their places.
-    pub fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
+    pub(crate) fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
         let rules = self.planning.spare.iter().enumerate().take(MAX_SPARE_RULES);
         rules.filter(|(_, rule)| self.holds_now(rule))
     }
 
     /// Of these, the ones for which GPUs of that model on nodes of that pool count.
-    pub fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
+    pub(crate) fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
         let pool = pool.and_then(|id| self.pool(id)).map(|pool| pool.name.as_str());
         self.spare_rules_now().filter(|(_, rule)| rule.covers(pool, model)).map(|(place, _)| place).collect()
     }

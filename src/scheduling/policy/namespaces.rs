@@ -29,7 +29,7 @@ pub const SEES_ALL_GPUS: &str = "stowage.dev/all-gpus";
 pub const SEES_ALL_GPUS_UNLABELLED: &str = "kube-system";
 
 /// The namespaces that any selector takes, by name.
-pub type SelectedNamespaces = Arc<BTreeMap<String, NamespaceSelection>>;
+pub(crate) type SelectedNamespaces = Arc<BTreeMap<String, NamespaceSelection>>;
 
 impl Policy {
     /// Whether anything in it depends on the labels of namespaces.
@@ -54,7 +54,7 @@ impl Policy {
     }
 
     /// What its selectors say of a namespace with these labels; unknown labels are taken by none.
-    pub fn selection_of(&self, labels: Option<&Labels>) -> NamespaceSelection {
+    pub(crate) fn selection_of(&self, labels: Option<&Labels>) -> NamespaceSelection {
         let Some(labels) = labels else { return NamespaceSelection::default() };
         let is_taken =
             |selector: &Option<NamespaceSelector>| selector.as_ref().is_some_and(|one| one.takes(labels));

@@ -63,7 +63,7 @@ impl Pool {
 
     /// Whether a node's GPUs have the pool's MIG layout. A slice's model ends in its profile, as NVML names it
     /// (`NVIDIA-A100-SXM4-80GB-MIG-3g.40gb`).
-    pub fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
+    pub(crate) fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
         let Some(expected) = &self.mig else { return true };
         let mut expected: Vec<&str> = expected.iter().map(String::as_str).collect();
         expected.sort_unstable();

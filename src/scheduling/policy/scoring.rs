@@ -60,7 +60,7 @@ pub struct ScoreParts {
 
 /// One part of a score with its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartAndWeight {
+pub(crate) struct PartAndWeight {
     /// The weight's name in policies.
     pub name: &'static str,
     pub part: u32,
@@ -69,7 +69,7 @@ pub struct PartAndWeight {
 
 impl ScoreParts {
     /// Each part with its weight, in the order in which explanations list them.
-    pub const fn with_weights(&self, weights: &Weights) -> [PartAndWeight; 6] {
+    pub(crate) const fn with_weights(&self, weights: &Weights) -> [PartAndWeight; 6] {
         const fn pair(name: &'static str, part: u32, weight: u16) -> PartAndWeight {
             PartAndWeight { name, part, weight }
         }

@@ -148,7 +148,7 @@ impl NamespaceSelector {
 }
 
 /// Whether each of `wanted` is among `labels`.
-pub fn has_all(wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
+pub(crate) fn has_all(wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 

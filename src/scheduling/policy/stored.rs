@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct StoredPolicy {
+pub(crate) struct StoredPolicy {
     version: u64,
     digest: Digest,
     #[serde(flatten)]

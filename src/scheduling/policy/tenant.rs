@@ -57,7 +57,7 @@ impl Tenant {
     }
 
     /// The most it may use, with what its borrowing says.
-    pub fn ceiling(&self) -> TenantLimit {
+    pub(crate) fn ceiling(&self) -> TenantLimit {
         let TenantUsage { vram, milli_gpus } = self.guarantee;
         match self.borrowing {
             Borrowing::Allowed => self.limit,
@@ -69,7 +69,7 @@ impl Tenant {
     }
 
     /// The weighted dominant share of what it borrows, in millionths of a cluster that has `whole`.
-    pub fn dominant_share(&self, used: TenantUsage, whole: TenantUsage) -> u64 {
+    pub(crate) fn dominant_share(&self, used: TenantUsage, whole: TenantUsage) -> u64 {
         let borrowed = used.minus(self.guarantee);
         let millionths = |part: u64, whole: u64| match whole {
             0 => 0,

@@ -47,7 +47,7 @@ macro_rules! reasons {
         }
 
         /// The changes that would take a reason away, by its code.
-        pub const LIFTS: &[(&str, Lift)] = &[$($(($code, $lift),)?)*];
+        pub(crate) const LIFTS: &[(&str, Lift)] = &[$($(($code, $lift),)?)*];
     };
 }
 

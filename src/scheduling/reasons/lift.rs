@@ -10,7 +10,7 @@ use crate::vocabulary::node_reading::EngineLoad;
 
 /// The change that takes a reason away.
 #[derive(Debug)]
-pub struct Lift {
+pub(crate) struct Lift {
     /// By the role that has to act: see the efforts of all remedies.
     pub effort: u8,
     pub names: Named,
@@ -42,7 +42,7 @@ pub enum Named {
 
 /// Where the pod fits without the reason.
 #[derive(Debug)]
-pub struct LiftedPlace<'a> {
+pub(crate) struct LiftedPlace<'a> {
     pub node: &'a NodeName,
     /// `node GPUs 0 and 1`.
     pub gpus: &'a str,
@@ -57,14 +57,14 @@ pub struct LiftedPlace<'a> {
     pub state: &'static str,
 }
 
-pub fn lifted_from_gpus(node: &Node, demand: &Demand, edit: fn(&mut Gpu)) -> Option<(Node, Demand)> {
+pub(crate) fn lifted_from_gpus(node: &Node, demand: &Demand, edit: fn(&mut Gpu)) -> Option<(Node, Demand)> {
     let mut gpus = node.gpus.to_vec();
     gpus.iter_mut().for_each(edit);
     (*gpus != *node.gpus).then(|| (Node { gpus: gpus.into(), ..node.clone() }, demand.clone()))
 }
 
 /// If the reason `stands` there.
-pub fn lifted_if(
+pub(crate) fn lifted_if(
     stands: bool,
     node: &Node,
     demand: &Demand,

@@ -11,8 +11,14 @@ mod eviction_limit;
 mod lift;
 mod words;
 
-pub use eviction_limit::{EvictionLimit, EvictionScope, LimitedBecause};
-pub use lift::{Lift, LiftedPlace, Named, lifted_from_gpus, lifted_if};
+pub use eviction_limit::EvictionLimit;
+pub(crate) use eviction_limit::LimitedBecause;
+pub(crate) use eviction_limit::EvictionScope;
+pub use lift::Named;
+pub(crate) use lift::LiftedPlace;
+pub(crate) use lift::Lift;
+pub(crate) use lift::lifted_if;
+pub(crate) use lift::lifted_from_gpus;
 pub use words::list;
 
 use super::kube_filters::UnsupportedRule;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 const FEW: usize = 1024;
 
 #[derive(Debug)]
-pub struct Interner<T: ?Sized> {
+pub(crate) struct Interner<T: ?Sized> {
     known: FxHashSet<Arc<T>>,
     /// With so many values those that nobody else has are forgotten: twice as many as were in use then, so that each new one pays
     /// a constant share of that.

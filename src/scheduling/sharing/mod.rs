@@ -9,6 +9,6 @@ mod interner;
 mod piece_list;
 mod sharded_map;
 
-pub use interner::Interner;
-pub use piece_list::PieceList;
-pub use sharded_map::ShardedMap;
+pub(crate) use interner::Interner;
+pub(crate) use piece_list::PieceList;
+pub(crate) use sharded_map::ShardedMap;

@@ -51,7 +51,7 @@ impl<T> PieceList<T> {
     }
 
     /// The elements of pieces that another list does not share, each with its place.
-    pub fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (usize, &'a T)> {
+    pub(crate) fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (usize, &'a T)> {
         let theirs: BTreeSet<*const Vec<T>> = other.pieces.iter().map(Arc::as_ptr).collect();
         let own = self.pieces.iter().zip(&self.starts);
         let own = own.filter(move |(piece, _)| !theirs.contains(&Arc::as_ptr(piece)));

@@ -15,7 +15,7 @@ type Shard<K, V> = Arc<FxHashMap<K, V>>;
 type Group<K, V> = Arc<[Shard<K, V>]>;
 
 #[derive(Debug, Clone)]
-pub struct ShardedMap<K, V> {
+pub(crate) struct ShardedMap<K, V> {
     groups: Box<[Group<K, V>]>,
     /// All groups are this one until something is put into them: a map of few entries has few groups to go through.
     empty: Group<K, V>,
@@ -87,14 +87,14 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
 
     /// All entries, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
-    pub fn in_no_order(&self) -> impl Iterator<Item = (&K, &V)> {
+    pub(crate) fn in_no_order(&self) -> impl Iterator<Item = (&K, &V)> {
         let filled = self.groups.iter().filter(|group| !Arc::ptr_eq(group, &self.empty));
         filled.flat_map(|group| group.iter()).flat_map(|shard| shard.iter())
     }
 
     /// The entries of shards that another map does not share, in no order.
     #[expect(clippy::disallowed_methods, reason = "the caller puts them into an order, or needs none")]
-    pub fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a K, &'a V)> {
+    pub(crate) fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a K, &'a V)> {
         let groups = self.groups.iter().zip(&other.groups).filter(|(own, theirs)| !Arc::ptr_eq(own, theirs));
         let shards = groups.flat_map(|(own, theirs)| own.iter().zip(&**theirs));
         shards.filter(|(own, theirs)| !Arc::ptr_eq(own, theirs)).flat_map(|(own, _)| own.iter())
@@ -105,7 +105,7 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         clippy::disallowed_methods,
         reason = "nothing follows from the order of what is changed by itself"
     )]
-    pub fn change_each(&mut self, mut change: impl FnMut(&mut V)) {
+    pub(crate) fn change_each(&mut self, mut change: impl FnMut(&mut V)) {
         for group in self.groups.iter_mut().filter(|group| !Arc::ptr_eq(group, &self.empty)) {
             for shard in Arc::make_mut(group).iter_mut().filter(|shard| !shard.is_empty()) {
                 Arc::make_mut(shard).values_mut().for_each(&mut change);

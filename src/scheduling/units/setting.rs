@@ -68,7 +68,7 @@ macro_rules! serde_as_text {
 pub use serde_as_text;
 
 /// A type of this module, and the quantity that it writes.
-pub trait QuantityText: Copy {
+pub(crate) trait QuantityText: Copy {
     type Quantity: Copy;
     fn of(quantity: Self::Quantity) -> Self;
     fn quantity(self) -> Self::Quantity;
@@ -166,7 +166,7 @@ impl<'de> de::Visitor<'de> for TextVisitor {
 }
 
 /// The same for a field that holds an optional quantity: `#[serde(with = "setting::Optional::<setting::Duration>", default)]`.
-pub struct Optional<T>(PhantomData<T>);
+pub(crate) struct Optional<T>(PhantomData<T>);
 
 impl<T: QuantityText> Optional<T> {
     pub fn deserialize<'de, D>(deserializer: D) -> Result<Option<T::Quantity>, D::Error>
@@ -201,7 +201,7 @@ impl<T: JsonSchema> JsonSchema for Optional<T> {
 
 /// A section that can be switched off: the fields of its rules, and `enabled`, which is `DEFAULT` if it is not written. In the
 /// core it is an `Option`: `None` if it is switched off.
-pub struct Switch<T, const DEFAULT: bool>(PhantomData<T>);
+pub(crate) struct Switch<T, const DEFAULT: bool>(PhantomData<T>);
 
 #[derive(Serialize, Deserialize)]
 struct Section<T> {

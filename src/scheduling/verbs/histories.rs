@@ -49,7 +49,7 @@ use std::sync::Arc;
 
 /// What happens to a cluster from outside.
 #[derive(Debug, Clone)]
-pub enum OutsideEvent {
+pub(crate) enum OutsideEvent {
     Arrive(u8, u64, i32),
     Schedule(u8),
     Preempt(u8),

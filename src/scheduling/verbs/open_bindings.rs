@@ -16,7 +16,7 @@ const PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
 
 /// Records of assumed pods, so no more than there are assumed pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpenBindings {
+pub(crate) struct OpenBindings {
     open: FxHashMap<PodUid, OpenBinding>,
 }
 
@@ -50,7 +50,7 @@ impl OpenBindings {
     }
 
     /// Whether none of the pod's Bindings could land any more then.
-    pub fn have_landed(&self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
+    pub(crate) fn have_landed(&self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
         self.open.get(uid).is_none_or(|record| {
             record.under_way == 0 && record.may_land.is_none_or(|given_up| given_up + latest_landing < then)
         })
@@ -67,7 +67,7 @@ impl OpenBindings {
     }
 
     /// How long the settling loop pauses before its next read.
-    pub fn next_pause(&mut self, uid: &PodUid) -> Millis {
+    pub(crate) fn next_pause(&mut self, uid: &PodUid) -> Millis {
         let Some(record) = self.open.get_mut(uid) else { return pause(uid, 0) };
         record.reads = record.reads.saturating_add(1);
         pause(uid, record.reads - 1)
@@ -75,7 +75,7 @@ impl OpenBindings {
 
     /// None of the pod's Bindings can land any more: it is bound, or gone, or their time is over. A settling loop sees that with
     /// its next read.
-    pub fn none_may_land(&mut self, uid: &PodUid) {
+    pub(crate) fn none_may_land(&mut self, uid: &PodUid) {
         if let Some(record) = self.open.get_mut(uid) {
             record.may_land = None;
         }

@@ -5,7 +5,7 @@ use super::{Change, Cluster};
 use crate::ids::PodUid;
 use crate::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
 use crate::ledger::{AssumeConflict, Ledger, PendingPod};
-pub use crate::planning::LoansRecalled;
+pub(crate) use crate::planning::LoansRecalled;
 use crate::planning::{EvictionRight, PlannedPlacement};
 use crate::units::Moment;
 use crate::vocabulary::placement::Reservation;

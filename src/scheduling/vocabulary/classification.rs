@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const MAX_CLASSES: usize = 64;
 
 /// The most tenants a policy may have.
-pub const MAX_TENANTS: usize = u16::MAX as usize;
+pub(crate) const MAX_TENANTS: usize = u16::MAX as usize;
 
 /// All that classes and tenants may look at. Annotations and the name are left out: labels, namespaces and priorities can
 /// be guarded by admission, and replicas of one workload are classified once.

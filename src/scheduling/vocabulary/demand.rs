@@ -11,7 +11,7 @@ mod request_error;
 mod requested;
 
 pub use asking_container::AskingContainer;
-pub use key::DemandKey;
+pub(crate) use key::DemandKey;
 pub use plain::DEFAULT_GRACE;
 pub use request_error::RequestError;
 pub use requested::together;
@@ -278,7 +278,7 @@ impl Demand {
     }
 
     /// Whether it is the same request, whatever images it has by now: those of a pod that runs may be changed.
-    pub fn requests_the_same(&self, other: &Self) -> bool {
+    pub(crate) fn requests_the_same(&self, other: &Self) -> bool {
         self == other || *self == Self { images: self.images.clone(), engine: self.engine, ..other.clone() }
     }
 

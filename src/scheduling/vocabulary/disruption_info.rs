@@ -134,13 +134,13 @@ impl GroupKind {
     }
 
     /// Whether its pods are placed as a whole. Those of a Workload start one by one, inside the quota that it has.
-    pub fn is_placed_whole(self) -> bool {
+    pub(crate) fn is_placed_whole(self) -> bool {
         self != Self::KueueWorkload
     }
 
     /// Whether its pods are planned as a whole once the scheduler has refused them, without the planner's gate: its controller
     /// knows no gate of Stowage's, and its pods say how many they are.
-    pub fn is_planned_without_gate(self) -> bool {
+    pub(crate) fn is_planned_without_gate(self) -> bool {
         self == Self::LeaderWorkerSet
     }
 }
@@ -231,7 +231,7 @@ impl ObservedDisruptionInfo {
 
 impl CheckpointAge {
     /// Whether it is further ahead than clocks differ.
-    pub fn is_ahead(self) -> bool {
+    pub(crate) fn is_ahead(self) -> bool {
         matches!(self, Self::Ahead(by) if by > SAME_CLOCK)
     }
 }

@@ -114,7 +114,7 @@ pub struct ReusableEngineSet {
 
 impl ReusableEngineSet {
     /// The engines that a pod with this demand may wake. A pod that asks a device plugin gets a GPU of the kubelet's choice.
-    pub fn suiting<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = &'a ReusableEngine> {
+    pub(crate) fn suiting<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = &'a ReusableEngine> {
         let is_marked = demand.model.as_ref().is_some_and(|model| self.marks & mark(model) != 0);
         let list = if is_marked && !demand.asks_plugin() { &*self.list } else { &[] };
         list.iter().filter(|engine| engine.suits(demand))
@@ -126,7 +126,7 @@ impl ReusableEngineSet {
     }
 
     /// The same set without the engine that a pod with this demand wakes on these GPUs, if it wakes one: it is that pod's.
-    pub fn without_one_on(self, gpus: GpuSet, demand: &Demand) -> Self {
+    pub(crate) fn without_one_on(self, gpus: GpuSet, demand: &Demand) -> Self {
         let woken = self.on(gpus, demand).and_then(|woken| self.list.iter().position(|one| one == woken));
         let Some(woken) = woken else { return self };
         let mut rest = self.list.to_vec();
@@ -143,7 +143,7 @@ impl ReusableEngineSet {
     }
 
     /// This set, if it has these engines; else a new one. What decisions read again and again stays where it is.
-    pub fn kept_or_new(&self, engines: Vec<ReusableEngine>) -> Self {
+    pub(crate) fn kept_or_new(&self, engines: Vec<ReusableEngine>) -> Self {
         if *self.list == *engines { self.clone() } else { engines.into() }
     }
 }

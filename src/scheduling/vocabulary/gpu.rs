@@ -119,12 +119,12 @@ impl Gpu {
     }
 
     /// Whether it is one of those that the pod asks for by labels.
-    pub fn is_wanted_by(&self, demand: &Demand) -> bool {
+    pub(crate) fn is_wanted_by(&self, demand: &Demand) -> bool {
         demand.wish.as_ref().is_none_or(|wish| wish.takes(self.traits))
     }
 
     /// Whether it is one of the last free GPUs, which the demand's class may not take.
-    pub fn is_kept_from(&self, demand: &Demand) -> bool {
+    pub(crate) fn is_kept_from(&self, demand: &Demand) -> bool {
         self.spare.meets(demand.kept)
     }
 
@@ -133,7 +133,7 @@ impl Gpu {
     }
 
     /// VRAM that such a pod may have here: what is free, and what sleeping engines lend to it.
-    pub fn free_for(&self, demand: &Demand) -> Bytes {
+    pub(crate) fn free_for(&self, demand: &Demand) -> Bytes {
         let may_borrow = demand.terms.borrows && demand.priority < self.lends_below;
         let lent = if may_borrow { self.lendable } else { Bytes::ZERO };
         (self.capacity + lent).minus(self.charged).minus(self.unaccounted_vram)
@@ -145,7 +145,7 @@ impl Gpu {
     }
 
     /// What a pod of this kind is charged here: the whole GPU if it is exclusive.
-    pub fn charge_for(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
+    pub(crate) fn charge_for(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
         match sharing {
             Sharing::Shared => per_gpu,
             Sharing::Exclusive => self.capacity,
@@ -183,12 +183,12 @@ impl Gpu {
     }
 
     /// Whether its compute mode lets such a pod run there.
-    pub fn lets_share(&self, sharing: Sharing) -> bool {
+    pub(crate) fn lets_share(&self, sharing: Sharing) -> bool {
         !self.exclusive_process || sharing == Sharing::Exclusive
     }
 
     /// Whether there is VRAM for such a pod.
-    pub fn has_free_vram(&self, demand: &Demand) -> bool {
+    pub(crate) fn has_free_vram(&self, demand: &Demand) -> bool {
         self.health == Health::Healthy
             && self.lets_share(demand.sharing)
             && !self.exclusive
@@ -205,7 +205,7 @@ impl Gpu {
     }
 
     /// Whether the demand would still fit if every soft reservation became a bound pod.
-    pub fn fits_beside_soft_reservations(&self, demand: &Demand) -> bool {
+    pub(crate) fn fits_beside_soft_reservations(&self, demand: &Demand) -> bool {
         if demand.terms.engine && self.engine_softly_reserved
             || self.excluded_by_soft_reservations.contains(demand.class)
         {
@@ -223,7 +223,7 @@ impl Gpu {
 pub struct GpuSet(#[serde(with = "super::bits")] u64);
 
 impl GpuSet {
-    pub const EMPTY: Self = Self(0);
+    pub(crate) const EMPTY: Self = Self(0);
     /// Every GPU that a node can have.
     pub const ALL: Self = Self(u64::MAX);
 

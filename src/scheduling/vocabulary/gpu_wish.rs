@@ -66,7 +66,7 @@ impl GpuWish {
 
 impl GpuTraits {
     /// Tells the node's GPUs apart, if they are not alike.
-    pub fn tell_apart(devices: &[Device], gpus: &mut [Gpu]) {
+    pub(crate) fn tell_apart(devices: &[Device], gpus: &mut [Gpu]) {
         if devices.windows(2).any(|two| (&two[0].model, two[0].total) != (&two[1].model, two[1].total)) {
             let traits = devices.iter().map(|device| Self::of(device.model.as_str(), device.total));
             gpus.iter_mut().zip(traits).for_each(|(gpu, traits)| gpu.traits = traits);

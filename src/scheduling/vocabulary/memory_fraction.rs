@@ -12,7 +12,7 @@ use std::fmt;
 pub struct MemoryFraction(u16);
 
 /// What a container's process takes of each GPU before it computes anything: whoever opens a GPU pays for that.
-pub const LEAST_PER_GPU: Bytes = Bytes::mib(256);
+pub(crate) const LEAST_PER_GPU: Bytes = Bytes::mib(256);
 
 /// Of one.
 const PARTS: u16 = 10_000;
@@ -51,7 +51,7 @@ impl MemoryFraction {
     }
 
     /// The largest GPU of which `part` is this fraction; `None` for zero.
-    pub fn largest_total(self, part: Bytes) -> Option<Bytes> {
+    pub(crate) fn largest_total(self, part: Bytes) -> Option<Bytes> {
         let total = (u128::from(part.0) * u128::from(PARTS)).checked_div(u128::from(self.0))?;
         Some(Bytes(u64::try_from(total).unwrap_or(u64::MAX)))
     }

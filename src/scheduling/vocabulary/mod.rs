@@ -27,7 +27,7 @@ pub mod node;
 pub mod node_reading;
 pub mod node_signs;
 pub mod placement;
-pub mod smoothed_load;
+pub(crate) mod smoothed_load;
 pub mod spare;
 pub mod start_time;
 

@@ -153,7 +153,7 @@ pub fn time_to_ready(holding: Option<&NodeModel>, weights: Bytes, speeds: &Loadi
 }
 
 /// The same in parts, without a pull.
-pub fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> StartTime {
+pub(crate) fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> StartTime {
     let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
     let whole = if here == Bytes::ZERO { weights } else { here };
     let (fetched, loaded, speed) = match holding.map(|holding| holding.tier) {
@@ -171,7 +171,7 @@ pub fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: &Loadin
 
 /// Until an engine that sleeps on a GPU of this node answers, if it is woken now. One that dropped its weights reads them again,
 /// but need not start.
-pub fn time_to_wake(
+pub(crate) fn time_to_wake(
     level: SleepLevel,
     holding: Option<&NodeModel>,
     weights: Bytes,

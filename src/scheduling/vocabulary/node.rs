@@ -131,7 +131,7 @@ impl Node {
     }
 
     /// What was learned here of one kind of start.
-    pub fn start_factors_of(&self, kind: StartKind) -> Option<&StartFactors> {
+    pub(crate) fn start_factors_of(&self, kind: StartKind) -> Option<&StartFactors> {
         self.start_factors.iter().find(|(known, _)| *known == kind).map(|(_, factors)| factors)
     }
 
@@ -141,12 +141,12 @@ impl Node {
     }
 
     /// Pods of that model that are here or on their way.
-    pub fn replicas_of(&self, model: &ModelId) -> u16 {
+    pub(crate) fn replicas_of(&self, model: &ModelId) -> u16 {
         self.replicas.iter().find(|(other, _)| other == model).map_or(0, |(_, count)| *count)
     }
 
     /// What a device plugin has of that resource here.
-    pub fn share_of(&self, resource: &PluginResource) -> Option<&PluginShare> {
+    pub(crate) fn share_of(&self, resource: &PluginResource) -> Option<&PluginShare> {
         self.plugin.iter().find(|share| share.resource == *resource)
     }
 

@@ -118,7 +118,7 @@ impl SmoothedLoad {
     }
 
     /// By how many points of KV cache the average changes in a minute.
-    pub fn kv_cache_trend(&self, time_constant: Millis) -> Option<i32> {
+    pub(crate) fn kv_cache_trend(&self, time_constant: Millis) -> Option<i32> {
         let average = self.kv_cache?;
         let minute = i128::from(average.once - average.twice) * 60_000;
         let points = minute / (i128::from(time_constant.0.max(1)) * i128::from(UNIT));

@@ -12,7 +12,7 @@ pub struct SpareSet(u16);
 
 /// Of each rule, by its place, the wholly free GPUs that count for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SpareCounts([u32; MAX_SPARE_RULES]);
+pub(crate) struct SpareCounts([u32; MAX_SPARE_RULES]);
 
 impl SpareSet {
     pub const NONE: Self = Self(0);
@@ -51,7 +51,7 @@ impl SpareCounts {
     }
 
     /// Counts a free GPU for these rules no more.
-    pub fn discount(&mut self, rules: SpareSet) {
+    pub(crate) fn discount(&mut self, rules: SpareSet) {
         for (rule, count) in self.0.iter_mut().enumerate() {
             *count = count.saturating_sub(u32::from(rules.contains(rule)));
         }

@@ -55,7 +55,7 @@ pub struct TimeFactor(pub u32);
 
 impl TimeFactor {
     /// As the policy says.
-    pub const PRIOR: Self = Self(1000);
+    pub(crate) const PRIOR: Self = Self(1000);
     /// No speed in a policy is further off than by this: what seems to be is an accident.
     pub const LIMITS: (Self, Self) = (Self(100), Self(10_000));
 
@@ -87,7 +87,7 @@ pub struct StartFactors {
 }
 
 impl StartFactors {
-    pub const PRIOR: Self = Self { transfer: TimeFactor::PRIOR, init: TimeFactor::PRIOR, samples: 0 };
+    pub(crate) const PRIOR: Self = Self { transfer: TimeFactor::PRIOR, init: TimeFactor::PRIOR, samples: 0 };
 
     pub fn is_far_from(&self, other: &Self) -> bool {
         self.transfer.is_far_from(other.transfer) || self.init.is_far_from(other.init)
@@ -126,7 +126,7 @@ pub enum StartKind {
 }
 
 /// What was learned on one node, in order of kind. Cheap to clone.
-pub type NodeStartFactors = std::sync::Arc<[(StartKind, StartFactors)]>;
+pub(crate) type NodeStartFactors = std::sync::Arc<[(StartKind, StartFactors)]>;
 
 #[cfg(test)]
 mod tests {

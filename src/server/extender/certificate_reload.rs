@@ -15,14 +15,14 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The certificate files of one address.
 #[derive(Debug, Clone)]
-pub enum CertificateFiles {
+pub(crate) enum CertificateFiles {
     Mutual(TlsFiles),
     Server(ServerFiles),
 }
 
 /// An address whose files are watched.
 #[derive(Debug)]
-pub struct Renewal {
+pub(crate) struct Renewal {
     /// The address' label in metrics.
     pub address: &'static str,
     /// The option that names the certificate.

@@ -7,7 +7,7 @@
 pub mod autoscaling;
 pub mod bind;
 pub mod bundle;
-pub mod certificate_reload;
+pub(crate) mod certificate_reload;
 pub mod explain;
 pub mod filter;
 pub mod fleet;
@@ -93,12 +93,12 @@ impl Extender {
     }
 
     /// The same, with or without metrics of each GPU.
-    pub fn with_gpu_series(self, gpu_series: GpuSeries) -> Self {
+    pub(crate) fn with_gpu_series(self, gpu_series: GpuSeries) -> Self {
         Self { gpu_series, ..self }
     }
 
     /// The same, with bundles of what is recorded.
-    pub fn with_bundles(self, bundles: Option<Arc<dyn BundleSource>>) -> Self {
+    pub(crate) fn with_bundles(self, bundles: Option<Arc<dyn BundleSource>>) -> Self {
         Self { bundles, ..self }
     }
 

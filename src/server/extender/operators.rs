@@ -7,7 +7,7 @@
 mod page_limits;
 mod pages;
 
-pub use page_limits::PageLimits;
+pub(crate) use page_limits::PageLimits;
 pub(super) use page_limits::{held, streamed};
 
 use super::Extender;

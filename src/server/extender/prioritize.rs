@@ -57,7 +57,7 @@ fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked
 
 /// The verb `prioritize-claims`: ranks nodes for pods whose devices kube-scheduler allocates by ResourceClaims. An extender entry
 /// without `managedResources` sends it all pods, because none can name claims; every other pod gets zeros, at no cost.
-pub fn prioritize_claims<'a>(
+pub(crate) fn prioritize_claims<'a>(
     extender: &Extender,
     args: &ExtenderArgs<'_>,
     nodes: &'a AskedNodes<'a>,

@@ -59,7 +59,7 @@ coded! {
 }
 
 impl BadRequest {
-    pub fn unprocessable(code: &'static str, message: impl ToString) -> Self {
+    pub(crate) fn unprocessable(code: &'static str, message: impl ToString) -> Self {
         Self::Unprocessable { code, message: message.to_string() }
     }
 
@@ -105,7 +105,7 @@ pub async fn read_body(headers: &HeaderMap, body: Body, limits: RequestLimits) -
 
 /// Rejects a body whose announced length is too large before any of it is read; otherwise returns the error for one that is
 /// larger than announced.
-pub fn announces_no_more(headers: &HeaderMap, limits: RequestLimits) -> Result<BadRequest, BadRequest> {
+pub(crate) fn announces_no_more(headers: &HeaderMap, limits: RequestLimits) -> Result<BadRequest, BadRequest> {
     let too_large = BadRequest::TooLarge { limit: limits.body, way_out: limits.larger };
     let announced =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
@@ -120,7 +120,7 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BadRequest> {
 }
 
 /// The error with the place in the document, such as `engines[0].engine`. Only a request that is refused pays for finding it.
-pub fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> String {
+pub(crate) fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> String {
     let found =
         serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(body)).err();
     match found.map(|found| found.path().to_string()).filter(|path| path != ".") {
@@ -136,7 +136,7 @@ pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
 }
 
 /// The same of JSON that is written already.
-pub fn json_text(status: StatusCode, body: Vec<u8>) -> Response {
+pub(crate) fn json_text(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// How long connections and writes in progress may take to end after shutdown begins.
-pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
+pub(crate) const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 
 /// More than an agent that keeps to the limits of a report ever needs.
 const REPORTS_BODY: usize = stowage_report::limits::MAX_BYTES;

@@ -99,7 +99,7 @@ pub fn filter<'a>(
 }
 
 /// The same for a pod with an invalid request; `None` if it is rejected in this mode too.
-pub fn filter_invalid<'a>(
+pub(crate) fn filter_invalid<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
     pod: &Pod,
@@ -147,7 +147,7 @@ pub fn preempt(
 }
 
 /// The same for a pod with an invalid request; `None` if it gets no answer in this mode either.
-pub fn preempt_invalid(
+pub(crate) fn preempt_invalid(
     extender: &Extender,
     offered: &[OfferedNode],
     pod: &Pod,

@@ -24,9 +24,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 /// How long a good answer is cached: a token that was revoked, or whose pod is gone, is accepted for as long.
-pub const GOOD_FOR: Millis = Millis::seconds(60);
+pub(crate) const GOOD_FOR: Millis = Millis::seconds(60);
 /// How long a bad answer is cached: an agent tries every second, and the cause may be fixed meanwhile.
-pub const BAD_FOR: Millis = Millis::seconds(5);
+pub(crate) const BAD_FOR: Millis = Millis::seconds(5);
 /// For this long after it was good, a token is reviewed before unknown ones, and is [known to have been good](Reviews::last_good).
 const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
 
@@ -54,7 +54,7 @@ pub struct Rate {
 }
 
 /// The subject of a review: a token, with what it is to give access to.
-pub type ReviewKey = [u8; 32];
+pub(crate) type ReviewKey = [u8; 32];
 
 pub fn key(token: &str, to_open: &str) -> ReviewKey {
     let mut digest = Sha256::new();
@@ -65,7 +65,7 @@ pub fn key(token: &str, to_open: &str) -> ReviewKey {
 }
 
 /// The API server's answer, and for how much longer the token is valid if that is known.
-pub type ReviewAnswer<V> = Result<(V, Option<Millis>), AuthError>;
+pub(crate) type ReviewAnswer<V> = Result<(V, Option<Millis>), AuthError>;
 
 pub struct Reviews<V> {
     /// The address' label in metrics.

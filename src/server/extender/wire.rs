@@ -95,7 +95,7 @@ impl AskedNodes<'_> {
         &self.wire_name(place).0
     }
 
-    pub fn wire_name(&self, place: usize) -> &WireName<'_> {
+    pub(crate) fn wire_name(&self, place: usize) -> &WireName<'_> {
         match self {
             Self::Names(names) => &names[place],
             Self::Whole(nodes) => &nodes[place].0,

@@ -13,7 +13,9 @@ mod ring;
 mod writer;
 
 pub use bundle::{LeftOut, Recordings, write_bundle_of};
-pub use ring::{BadDirectory, Ring, RingLimits, Segments};
+pub use ring::{Ring, RingLimits};
+pub(crate) use ring::Segments;
+pub(crate) use ring::BadDirectory;
 
 use crate::service::{RecordingTap, Service};
 use std::panic::AssertUnwindSafe;
@@ -48,7 +50,7 @@ impl FlightRecorder {
     }
 
     /// The same, into other segments.
-    pub fn record_to(segments: impl Segments + 'static, service: &Arc<Service>) -> Self {
+    pub(crate) fn record_to(segments: impl Segments + 'static, service: &Arc<Service>) -> Self {
         let (tap, queue) = RecordingTap::new(service.metrics.recording.clone());
         service.record_with(tap);
         let stop = Arc::new(AtomicBool::new(false));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tracing::warn;
 
 /// The end of a segment's name.
-pub const EXTENSION: &str = "stowrec";
+pub(crate) const EXTENSION: &str = "stowrec";
 
 /// The file that says by its lock that a service records there.
 const LOCK: &str = ".lock";
@@ -41,7 +41,7 @@ pub enum BadDirectory {
 }
 
 /// Where segments go.
-pub trait Segments: Send {
+pub(crate) trait Segments: Send {
     type Segment: Write + Send;
 
     /// A new segment, begun at this wall time.

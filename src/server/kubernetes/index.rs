@@ -163,12 +163,12 @@ impl ClusterIndex {
     }
 
     /// Expects a new list, which belongs to this term.
-    pub fn expect_pods(&mut self, term: u64) {
+    pub(crate) fn expect_pods(&mut self, term: u64) {
         self.pods_list.expect(term);
     }
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
-    pub fn begin_pods(&mut self, service: &Service) {
+    pub(crate) fn begin_pods(&mut self, service: &Service) {
         self.is_listing_pods = true;
         self.pods_shown.begin_list(service.leadership.takeover());
         // Copies, so that the lock is released before all of them are gone through.
@@ -202,7 +202,7 @@ impl ClusterIndex {
     }
 
     /// Replaces all pods at once.
-    pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
+    pub(crate) fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
         self.begin_pods(service);
         let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
         self.end_pods(service);
@@ -279,15 +279,15 @@ impl ClusterIndex {
     }
 
     /// The same for nodes.
-    pub fn expect_nodes(&mut self, term: u64) {
+    pub(crate) fn expect_nodes(&mut self, term: u64) {
         self.nodes_list.expect(term);
     }
 
-    pub fn begin_nodes(&mut self) {
+    pub(crate) fn begin_nodes(&mut self) {
         self.unlisted_nodes = self.nodes.keys().cloned().collect();
     }
 
-    pub fn end_nodes(&mut self, service: &Service) {
+    pub(crate) fn end_nodes(&mut self, service: &Service) {
         for name in std::mem::take(&mut self.unlisted_nodes) {
             self.remove_node(service, &name);
         }
@@ -295,14 +295,14 @@ impl ClusterIndex {
     }
 
     /// Replaces all nodes at once.
-    pub fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
+    pub(crate) fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
         self.begin_nodes();
         nodes.iter().for_each(|node| self.apply_node(service, node));
         self.end_nodes(service);
     }
 
     /// Hands out the nodes that show another kind or capacity than at the last call.
-    pub fn take_changed_nodes(&mut self) -> BTreeSet<NodeName> {
+    pub(crate) fn take_changed_nodes(&mut self) -> BTreeSet<NodeName> {
         std::mem::take(&mut self.changed_nodes)
     }
 
@@ -313,7 +313,7 @@ impl ClusterIndex {
 
     /// The term since which every pod, node, disruption budget and ResourceSlice has been seen once, as far as they may be read;
     /// `None` during a list.
-    pub fn complete_since(&self) -> Option<u64> {
+    pub(crate) fn complete_since(&self) -> Option<u64> {
         let lists = [self.pods_list, self.nodes_list, self.budgets_list, self.slices_list];
         if lists.iter().all(|list| list.is_complete) {
             lists.iter().map(|list| list.term).min()

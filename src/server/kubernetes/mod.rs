@@ -22,11 +22,11 @@
 //! Nothing here decides where a pod goes, and nothing here is an HTTP server. The request path has no list, and no read except
 //! the one that settles a write whose answer was lost.
 
-pub mod access_review;
+pub(crate) mod access_review;
 pub mod api;
 pub mod capacity;
 pub mod certificates;
-pub mod conflict_audit;
+pub(crate) mod conflict_audit;
 pub mod connect;
 pub mod dump;
 pub mod events;
@@ -43,7 +43,7 @@ mod retry;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tick;
-pub mod token_review;
+pub(crate) mod token_review;
 pub mod uninstall;
 pub mod watch;
 

@@ -13,7 +13,7 @@ const RESTS_TIMES_AS_LONG: u64 = 9;
 /// A machine that was suspended during a run is no reason to rest for hours.
 const LONGEST_REST: Millis = Millis::seconds(60);
 
-pub struct PackingLearner {
+pub(crate) struct PackingLearner {
     service: Arc<Service>,
     at_work: Option<JoinHandle<()>>,
     began: Moment,

@@ -17,7 +17,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
-pub struct PageRetry {
+pub(crate) struct PageRetry {
     left: u32,
 }
 

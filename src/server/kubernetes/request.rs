@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Why a request has no usable answer. One that writes may have been carried out all the same.
 #[derive(Debug, thiserror::Error)]
-pub enum ApiRequestError {
+pub(crate) enum ApiRequestError {
     #[error("the API server did not answer within {0:?}")]
     TimedOut(Duration),
     #[error(transparent)]

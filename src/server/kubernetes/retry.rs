@@ -4,14 +4,14 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// Pauses between attempts that failed: the first, doubled each time, and the longest.
 #[derive(Debug, Clone, Copy)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     pub first: Millis,
     pub longest: Millis,
 }
 
 /// The retry state of one action.
 #[derive(Debug, Clone, Default)]
-pub struct RetryState {
+pub(crate) struct RetryState {
     is_under_way: bool,
     failed: u32,
     again: Moment,

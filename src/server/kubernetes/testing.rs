@@ -13,7 +13,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 use tokio::sync::oneshot;
 
 #[derive(Default)]
-pub struct Recorder {
+pub(crate) struct Recorder {
     /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
     written: Mutex<Vec<String>>,
     told: Mutex<Vec<PodEvent>>,

@@ -10,7 +10,10 @@ mod slices;
 mod storage;
 
 pub use slices::slices;
-pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
+pub use storage::{CLASSES, storage};
+pub(crate) use storage::VOLUMES;
+pub(crate) use storage::STORAGE;
+pub(crate) use storage::CLAIMS;
 
 use super::index::{ClusterIndex, namespaces};
 use crate::service::{ReadFailure, SeenCount, Service};

@@ -54,7 +54,7 @@ impl Announcer {
     }
 
     /// They were none when this process began. `acting` says what decides instead.
-    pub fn refused_at_start(&self, problems: &Problems, acting: &str) {
+    pub(crate) fn refused_at_start(&self, problems: &Problems, acting: &str) {
         self.refused_for(problems, &format!("{} ({acting})", problems.headline), acting);
     }
 

@@ -16,10 +16,10 @@ use super::read::ReadError;
 use stowage_policy_file::SourceText;
 
 /// What was found at the policy's path.
-pub type PolicyTexts = Result<Vec<SourceText>, ReadError>;
+pub(crate) type PolicyTexts = Result<Vec<SourceText>, ReadError>;
 
 #[derive(Debug)]
-pub struct Watching {
+pub(crate) struct Watching {
     /// What was handled last, whether it became the policy or was rejected.
     settled: PolicyTexts,
     /// What the last read found, if it was something else.
@@ -28,7 +28,7 @@ pub struct Watching {
 
 /// The action after a read.
 #[derive(Debug, PartialEq, Eq)]
-pub enum ReloadStep {
+pub(crate) enum ReloadStep {
     Nothing,
     /// The files are changing: read again soon.
     LookAgain,

@@ -24,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const AFTER_A_CHANGE: Duration = Duration::from_secs(10);
 
 /// Held while another policy is worked out from the one in force and set: of two changes, the later one builds on the earlier.
-pub type ChangeOfPolicy = Arc<Mutex<()>>;
+pub(crate) type ChangeOfPolicy = Arc<Mutex<()>>;
 
 /// Runs until it is dropped.
 pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
@@ -49,7 +49,7 @@ pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
 }
 
 /// The windows of a policy that are open by the wall clock.
-pub fn open_now(service: &Service, zones: &mut TimeZones, policy: &Policy) -> BTreeSet<Window> {
+pub(crate) fn open_now(service: &Service, zones: &mut TimeZones, policy: &Policy) -> BTreeSet<Window> {
     zones.open_at(policy, service.clock.to_wall(service.now()))
 }
 

@@ -29,7 +29,7 @@ impl ApiServerContact {
     }
 
     /// The same, if it is long enough to call the API server unreachable.
-    pub fn lost_for(&self, now: Moment) -> Option<Millis> {
+    pub(crate) fn lost_for(&self, now: Moment) -> Option<Millis> {
         self.silence(now).filter(|silence| *silence > LOST_AFTER)
     }
 }

@@ -47,7 +47,7 @@ impl SeenCount {
         self.seen
     }
 
-    pub fn has_changed(&self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         self.count.get() != self.seen
     }
 

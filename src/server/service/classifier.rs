@@ -18,7 +18,7 @@ const REMEMBERED: usize = 8192;
 /// them; such a pod is classified each time.
 const LARGEST: usize = 2048;
 
-pub struct Classifier {
+pub(crate) struct Classifier {
     in_force: RwLock<Arc<ActivePolicy>>,
 }
 
@@ -49,7 +49,7 @@ impl Classifier {
     }
 
     /// Sets the same policy, in another version by which pods of some namespaces are something else.
-    pub fn reclassify(&self, policy: Arc<Policy>, is_concerned: impl Fn(&str) -> bool) {
+    pub(crate) fn reclassify(&self, policy: Arc<Policy>, is_concerned: impl Fn(&str) -> bool) {
         let before = self.in_force.read().clone();
         let kept = before.known.iter().filter(|known| !is_concerned(&known.key().namespace));
         let known = kept.map(|known| (known.key().clone(), *known.value())).collect();

@@ -37,12 +37,12 @@ thread_local! {
 #[cfg(test)]
 thread_local! {
     /// How many pods this thread has looked at under the lock.
-    pub static PODS_LOOKED_AT_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(crate) static PODS_LOOKED_AT_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// In a debug build: panics if this thread holds the lock. Call it where something begins that takes time. A guard that is a
 /// temporary lives until the end of its statement, which is easily overlooked.
-pub fn assert_not_held() {
+pub(crate) fn assert_not_held() {
     #[cfg(debug_assertions)]
     assert_eq!(HELD.get(), 0, "the ledger is locked while something is done that takes time");
 }
@@ -78,7 +78,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// Call it between two of many changes: a request that waits for the lock gets it now. Otherwise this thread, which is awake,
     /// would take it again before that.
-    pub fn give_way(&mut self) {
+    pub(crate) fn give_way(&mut self) {
         MutexGuard::bump(&mut self.cluster);
     }
 

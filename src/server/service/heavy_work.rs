@@ -115,7 +115,7 @@ impl HeavyWork {
     }
 
     /// The same for one that ends soon after `stop` is set: its work has to look at it. A simulated one stops to wait then.
-    pub fn begin_until<T: Send + 'static>(
+    pub(crate) fn begin_until<T: Send + 'static>(
         &self,
         kind: WorkKind,
         stop: Arc<AtomicBool>,
@@ -135,7 +135,7 @@ impl HeavyWork {
     }
 
     /// Begins a computation that no pod waits for: its thread steps back behind those that answer requests.
-    pub fn begin_in_background<T: Send + 'static>(
+    pub(crate) fn begin_in_background<T: Send + 'static>(
         &self,
         kind: WorkKind,
         work: impl FnOnce() -> T + Send + 'static,

@@ -95,12 +95,12 @@ impl Leadership {
 
     /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A watch whose
     /// connection died silently may not have shown what another leader did.
-    pub fn list_anew(&self) {
+    pub(crate) fn list_anew(&self) {
         self.term.grow();
     }
 
     /// Sets how long after it began a write can land at the latest. Has no effect a second time.
-    pub fn set_latest_landing(&self, times: WriteTimes) {
+    pub(crate) fn set_latest_landing(&self, times: WriteTimes) {
         let _ = self.latest_landing.set(times.latest_landing());
     }
 
@@ -192,7 +192,7 @@ impl Leadership {
         self.takeovers.get()
     }
 
-    pub fn takeovers(&self) -> SeenCount {
+    pub(crate) fn takeovers(&self) -> SeenCount {
         self.takeovers.seen()
     }
 
@@ -214,7 +214,7 @@ impl Leadership {
         self.acting_epoch().is_ok()
     }
 
-    pub fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
@@ -224,12 +224,12 @@ impl Leadership {
     }
 
     /// Why the ledger is not complete: until then no page describes the cluster.
-    pub fn reason_not_synced(&self) -> Option<&'static str> {
+    pub(crate) fn reason_not_synced(&self) -> Option<&'static str> {
         self.reason_not_leading().filter(|_| !self.is_synced())
     }
 
     /// The epoch as which this replica acts now, or why it does not act.
-    pub fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
+    pub(crate) fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
         // Locked before the lists are looked at: with its leadership a takeover begins that nothing has shown yet.
         let tenure = self.tenure.lock();
         if matches!(*tenure, Tenure::Succeeding { .. }) {

@@ -11,26 +11,35 @@ mod classifier;
 mod cluster_guard;
 mod heavy_work;
 mod leadership;
-pub mod niceness;
+pub(crate) mod niceness;
 mod policy_status;
 mod recording_tap;
 mod refused_reads;
 mod trouble;
 
-pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
-pub use api_server_contact::ApiServerContact;
-pub use bundles::{BundleNames, BundleSource};
+pub(crate) use activity::RecentActivity;
+pub(crate) use activity::ActivityKind;
+pub(crate) use activity::ActivityEntry;
+pub(crate) use activity::Activity;
+pub(crate) use api_server_contact::ApiServerContact;
+pub use bundles::BundleNames;
+pub(crate) use bundles::BundleSource;
 pub use change_count::{ChangeCount, SeenCount};
 #[cfg(test)]
-pub use cluster_guard::PODS_LOOKED_AT_UNDER_LOCK;
-pub use cluster_guard::{ClusterGuard, assert_not_held};
+pub(crate) use cluster_guard::PODS_LOOKED_AT_UNDER_LOCK;
+pub(crate) use cluster_guard::ClusterGuard;
+pub(crate) use cluster_guard::assert_not_held;
 pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};
-pub use policy_status::{PolicyStatus, RefusedPolicy, SharedPolicyStatus};
-pub use recording_tap::{RecordingTap, Tapped};
-pub use refused_reads::{ReadFailure, RefusedReads};
+pub(crate) use policy_status::SharedPolicyStatus;
+pub(crate) use policy_status::RefusedPolicy;
+pub use policy_status::PolicyStatus;
+pub(crate) use recording_tap::Tapped;
+pub(crate) use recording_tap::RecordingTap;
+pub(crate) use refused_reads::RefusedReads;
+pub(crate) use refused_reads::ReadFailure;
 pub use stowage_telemetry::WorkKind;
-pub use trouble::Trouble;
+pub(crate) use trouble::Trouble;
 
 use classifier::{Classifier, Remembered};
 use parking_lot::{Mutex, MutexGuard};
@@ -103,7 +112,7 @@ impl Service {
 
     /// With a clock that stands still until a test advances it.
     #[cfg(test)]
-    pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
+    pub(crate) fn with_stopped_clock(policy: Policy) -> Arc<Self> {
         let clock = Clock::start(TimeSource::SYSTEM);
         Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, WorkPlace::OnThreads, policy)
     }
@@ -146,12 +155,12 @@ impl Service {
     }
 
     /// A copy of the ledger to read, as it is now. The lock is released before this returns.
-    pub fn ledger_to_read(&self) -> Ledger {
+    pub(crate) fn ledger_to_read(&self) -> Ledger {
         self.cluster().to_read()
     }
 
     /// The same, to plan on: readings do not age there, the queue is empty, and it does not lead.
-    pub fn scratch_ledger(&self) -> Ledger {
+    pub(crate) fn scratch_ledger(&self) -> Ledger {
         self.cluster().scratch()
     }
 
@@ -181,7 +190,7 @@ impl Service {
 
     /// How often the cluster or the continuous audit was locked so far.
     #[cfg(test)]
-    pub fn locks_taken(&self) -> u64 {
+    pub(crate) fn locks_taken(&self) -> u64 {
         self.locks.load(std::sync::atomic::Ordering::Relaxed)
     }
 
@@ -191,12 +200,12 @@ impl Service {
     }
 
     /// Records spans from here on. Has no effect once spans were asked for: it belongs before the first request.
-    pub fn trace_with(&self, traces: Traces) {
+    pub(crate) fn trace_with(&self, traces: Traces) {
         let _ = self.traces.set(traces);
     }
 
     /// Records every change from the first checkpoint on. Has no effect if another tap is there.
-    pub fn record_with(&self, tap: RecordingTap) {
+    pub(crate) fn record_with(&self, tap: RecordingTap) {
         let _ = self.recording.set(tap);
     }
 
@@ -211,7 +220,7 @@ impl Service {
     }
 
     /// A verb that was asked has answered.
-    pub fn record_answer(&self, asked: Option<Asked>, decision: impl FnOnce() -> Decision) {
+    pub(crate) fn record_answer(&self, asked: Option<Asked>, decision: impl FnOnce() -> Decision) {
         if let Some((asked, tap)) = asked.zip(self.recording.get()) {
             tap.answer(asked, decision());
         }
@@ -309,7 +318,7 @@ impl Service {
 
     /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is. What follows from it is
     /// computed beforehand, as that of another policy is.
-    pub fn apply_namespaces<C>(&self, change: C, is_concerned: impl Fn(&str) -> bool)
+    pub(crate) fn apply_namespaces<C>(&self, change: C, is_concerned: impl Fn(&str) -> bool)
     where
         C: NamespaceChange + Clone + Into<Input>,
     {
@@ -340,18 +349,18 @@ impl Service {
     }
 
     /// Whether namespaces are to be watched.
-    pub fn namespaces_wanted(&self) -> watch::Receiver<bool> {
+    pub(crate) fn namespaces_wanted(&self) -> watch::Receiver<bool> {
         self.namespaces_wanted.subscribe()
     }
 
     /// These are all namespaces; they are watched from here on.
-    pub fn list_namespaces(&self, all: NamespaceLabels) {
+    pub(crate) fn list_namespaces(&self, all: NamespaceLabels) {
         self.apply_namespaces(NamespacesListed(all), |_| true);
         self.namespaces_known.store(true, Ordering::Release);
     }
 
     /// Nothing shows the namespaces any more. Answers `false` if the policy in force asks for them: then they stay as they were.
-    pub fn forget_namespaces(&self) -> bool {
+    pub(crate) fn forget_namespaces(&self) -> bool {
         let mut cluster = self.cluster();
         if cluster.policy().reads_namespaces() {
             return false;
@@ -379,7 +388,7 @@ impl Service {
 
     /// Records that everything has been listed in this term, and what had happened to pods by this takeover is known. A leader
     /// adopts the reservations of its predecessors that pass the checks of a new reservation, and acts from now on.
-    pub fn set_synced_in(&self, term: u64, takeover: u64) {
+    pub(crate) fn set_synced_in(&self, term: u64, takeover: u64) {
         let leadership = &self.leadership;
         // What an old watch still shows belongs to an earlier term, and its list is not the one to adopt reservations from.
         let is_all = |_: &_| term >= leadership.term() && takeover >= leadership.takeover();
@@ -441,7 +450,7 @@ impl Clock {
     }
 
     /// The moment of a wall time; a wall time in the past is now.
-    pub fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
+    pub(crate) fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
         let ahead = wall.duration_since((self.source.wall)()).as_millis().clamp(0, MAX_MILLIS);
         self.now() + Millis(ahead as u64)
     }

@@ -9,7 +9,7 @@ const NICER: i32 = 10;
 
 /// Makes the thread that calls it nicer than the process, from here on. A second call changes nothing. If the kernel refuses it,
 /// the thread works all the same.
-pub fn step_back() {
+pub(crate) fn step_back() {
     // On Linux each thread has a niceness of its own, and a thread begins with that of the one that starts it. That of the
     // process is its first thread's.
     let of_process = getpriority_process(Some(getpid()));
@@ -22,12 +22,12 @@ pub fn step_back() {
 
 /// The niceness of the thread that calls it.
 #[cfg(test)]
-pub fn of_this_thread() -> i32 {
+pub(crate) fn of_this_thread() -> i32 {
     getpriority_process(None).expect("the kernel knows it")
 }
 
 /// The niceness of a thread that has stepped back.
 #[cfg(test)]
-pub fn stepped_back() -> i32 {
+pub(crate) fn stepped_back() -> i32 {
     (getpriority_process(Some(getpid())).expect("the kernel knows it") + NICER).min(19)
 }

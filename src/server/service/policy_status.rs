@@ -42,7 +42,7 @@ impl SharedPolicyStatus {
         self.state.lock().clone()
     }
 
-    pub fn set_source(&self, source: &str) {
+    pub(crate) fn set_source(&self, source: &str) {
         self.state.lock().source = source.into();
     }
 
@@ -51,7 +51,7 @@ impl SharedPolicyStatus {
     }
 
     /// What is wrong with the files now; `None` if nothing is.
-    pub fn set_refused(&self, refused: Option<RefusedPolicy>) {
+    pub(crate) fn set_refused(&self, refused: Option<RefusedPolicy>) {
         self.state.lock().refused = refused;
     }
 }

@@ -55,7 +55,7 @@ impl RefusedReads {
     }
 
     /// Records that the objects were shown. Returns for how long they were not, if that is over.
-    pub fn note_shown(&self, what: &str, now: Moment) -> Option<Millis> {
+    pub(crate) fn note_shown(&self, what: &str, now: Moment) -> Option<Millis> {
         self.0.lock().remove(what)?.trouble.end(now)
     }
 

@@ -4,7 +4,7 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// Since when it lasts, if there is one.
 #[derive(Debug, Default)]
-pub struct Trouble(Option<Moment>);
+pub(crate) struct Trouble(Option<Moment>);
 
 impl Trouble {
     /// Records a failure. Returns whether the trouble begins with it.

@@ -20,7 +20,7 @@ const PLENTY: u32 = 1 << 20;
 
 /// One device that a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PluginDevice {
+pub(crate) enum PluginDevice {
     WholeGpu,
     /// A MIG slice of this profile.
     Slice(String),
@@ -34,7 +34,7 @@ pub struct Card(pub Vec<(PluginDevice, usize)>);
 
 /// A node for such pods.
 #[derive(Debug, Clone)]
-pub struct PluginNode {
+pub(crate) struct PluginNode {
     pub template: usize,
     /// The GPUs in use, one after the other; empty on a node that was observed, of which only counts are known.
     pub cards: Vec<Card>,
@@ -45,7 +45,7 @@ pub struct PluginNode {
 
 /// Where pods of device plugins go.
 #[derive(Debug, Clone, Default)]
-pub struct PluginPlan {
+pub(crate) struct PluginPlan {
     pub nodes: Vec<PluginNode>,
     /// Pods without a place, and why, by kind of node.
     pub not_held: Vec<(usize, Vec<(usize, PluginObstacle)>)>,
@@ -53,7 +53,7 @@ pub struct PluginPlan {
 
 /// Why a kind of node does not take such a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PluginObstacle {
+pub(crate) enum PluginObstacle {
     #[error("{}", .0.describe())]
     Placing(Obstacle),
     #[error("a node of this kind has no {resource}")]
@@ -274,7 +274,7 @@ impl PluginPlan {
     }
 
     /// Adds its nodes to a trial and places its pods on them. Says which are refused, on which kind of node and why.
-    pub fn place_all(
+    pub(crate) fn place_all(
         &self,
         trial: &mut Trial<'_>,
         setting: &TrialSetting<'_>,

@@ -69,7 +69,7 @@ impl Serialize for Geometry {
 }
 
 /// The most slices of that profile that one GPU can have at once.
-pub fn most_of(family: &Family, profile: &str) -> usize {
+pub(crate) fn most_of(family: &Family, profile: &str) -> usize {
     let fits = |count: &usize| family.can_be_cut_into(&vec![profile; *count]);
     (1..=usize::from(family.memory_slices())).take_while(fits).count()
 }

@@ -43,7 +43,7 @@ const fn with_mig(
 }
 
 /// The smallest first; of equal ones the older.
-pub const GPU_TYPES: [GpuType; 14] = [
+pub(crate) const GPU_TYPES: [GpuType; 14] = [
     without_mig("T4-16GB", "Tesla-T4", 15_360),
     without_mig("A10-24GB", "NVIDIA-A10", 23_028),
     without_mig("A10G-24GB", "NVIDIA-A10G", 23_028),

@@ -160,7 +160,7 @@ mod slices {
     }
 
     /// GPUs of which each is cut into slices of 39, 19 and 9 whole GiB, for pods of so many GiB, alone on their slice or not.
-    pub fn fewest_cut(pods: &[(u64, bool)]) -> usize {
+    pub(crate) fn fewest_cut(pods: &[(u64, bool)]) -> usize {
         let holds = |gpus: &usize| fill(pods, &mut [39, 19, 9].repeat(*gpus), &mut vec![false; 3 * gpus]);
         (1..=pods.len()).find(holds).unwrap()
     }

@@ -8,7 +8,7 @@ use super::order::PlacingOrder;
 use super::trial::{Obstacles, Offer, Trial, TrialSetting};
 
 /// Pods without a place, and why.
-pub type NotHeld = Vec<(usize, Obstacles)>;
+pub(crate) type NotHeld = Vec<(usize, Obstacles)>;
 
 /// How many GPUs of each kind of node there are.
 #[derive(Debug, Clone, PartialEq, Eq)]

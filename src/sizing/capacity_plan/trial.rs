@@ -31,7 +31,7 @@ use stowage_scheduling::vocabulary::placement::Placement;
 
 /// A question, and what all its trials have in common.
 #[derive(Debug)]
-pub struct TrialSetting<'q> {
+pub(crate) struct TrialSetting<'q> {
     pub question: &'q CapacityQuestion,
     /// Names of what pods ask for beside GPUs, CPU, memory and disk.
     resources: Vec<Arc<str>>,
@@ -39,7 +39,7 @@ pub struct TrialSetting<'q> {
 
 /// A node of a trial.
 #[derive(Debug, Clone)]
-pub struct TrialNode {
+pub(crate) struct TrialNode {
     pub name: NodeName,
     /// Its kind, among the question's.
     pub template: usize,
@@ -116,7 +116,7 @@ impl<'q> Trial<'q> {
     }
 
     /// A node whose GPUs a device plugin hands out, as these devices.
-    pub fn add_plugin_node(&mut self, template: usize, name: &str, gpus: u32, devices: PluginDevices) {
+    pub(crate) fn add_plugin_node(&mut self, template: usize, name: &str, gpus: u32, devices: PluginDevices) {
         self.observe(
             template,
             name,

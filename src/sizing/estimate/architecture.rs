@@ -111,7 +111,7 @@ impl ModelArchitecture {
     }
 
     /// Whether all heads can be split equally over so many GPUs.
-    pub fn check_split(&self, tensor_parallel: u64) -> Result<(), WorkloadError> {
+    pub(crate) fn check_split(&self, tensor_parallel: u64) -> Result<(), WorkloadError> {
         let splits = |gpus: u64, (heads, kv_heads): (u64, u64)| {
             let is_kv_split = kv_heads.is_multiple_of(gpus) || gpus.is_multiple_of(kv_heads.max(1));
             (heads.is_multiple_of(gpus), is_kv_split)
@@ -172,7 +172,7 @@ impl ModelArchitecture {
     }
 
     /// Of a layer without its experts' matrices, on each GPU.
-    pub fn parameters_of(&self, layer: &Layer, gpus: u64) -> Parameters {
+    pub(crate) fn parameters_of(&self, layer: &Layer, gpus: u64) -> Parameters {
         let norms = Parameters { linear: 0, plain: layer.norms.into() };
         let mixer = layer.mixer.parameters(self.hidden, gpus);
         mixer.plus(layer.feed_forward.parameters(self.hidden, gpus)).plus(norms)

@@ -168,7 +168,7 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The same, as a family has them.
-    pub fn of_family(
+    pub(crate) fn of_family(
         self,
         names: &'static [(&'static str, &'static str)],
         defaults: &'static [(&'static str, u64)],
@@ -227,7 +227,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The same, if it is there.
-    pub fn number_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn number_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
         match self.count_at(usual)? {
             Some(0) => Err(self.refuse(usual, format!("a whole number from 1 to {LARGEST}"))),
             number => Ok(number),
@@ -235,7 +235,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number of 0 or more, if it is there.
-    pub fn count_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn count_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
         let name = self.name(usual);
         let Some(value) = self.get(name) else { return Ok(self.default(usual)) };
         // Some files write 4096.0.

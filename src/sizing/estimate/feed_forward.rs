@@ -37,7 +37,7 @@ pub struct Experts {
 
 /// Which layers have experts, and what those and the others are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FeedForwardRule {
+pub(crate) struct FeedForwardRule {
     pub dense: Option<Dense>,
     pub experts: Option<Experts>,
     /// Layers before it are dense.

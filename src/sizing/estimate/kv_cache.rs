@@ -64,7 +64,7 @@ impl KvCache {
     }
 
     /// Whether each token takes the same, however many there are.
-    pub fn is_uniform(&self) -> bool {
+    pub(crate) fn is_uniform(&self) -> bool {
         self.windows.is_empty() && self.state == 0
     }
 

@@ -134,7 +134,7 @@ impl Attention {
     }
 
     /// KV heads on each GPU. Where there are fewer heads than GPUs, each GPU holds a whole one.
-    pub fn kv_heads_on(&self, gpus: u64) -> u64 {
+    pub(crate) fn kv_heads_on(&self, gpus: u64) -> u64 {
         self.kv_heads.div_ceil(gpus.max(1))
     }
 
@@ -279,7 +279,7 @@ impl Recurrent {
     }
 
     /// What one sequence takes on each GPU. The convolution's state has the model's 16 bits.
-    pub fn state_on(&self, gpus: u64) -> u128 {
+    pub(crate) fn state_on(&self, gpus: u64) -> u128 {
         let conv = share(self.conv_state, gpus).saturating_mul(HALF.into());
         conv.saturating_add(share(self.state, gpus).saturating_mul(self.state_bytes.into()))
     }

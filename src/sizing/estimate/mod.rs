@@ -14,11 +14,11 @@
 pub mod architecture;
 pub mod config;
 pub mod family;
-pub mod feed_forward;
+pub(crate) mod feed_forward;
 pub mod gpus;
 mod json_lines;
 pub mod kv_cache;
-pub mod mixer;
+pub(crate) mod mixer;
 pub mod overhead;
 pub mod pod;
 pub mod quantization;

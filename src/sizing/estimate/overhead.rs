@@ -47,7 +47,7 @@ pub fn activations(model: &ModelArchitecture, workload: &Workload) -> Part {
 
 /// cuBLAS, attention kernels and, with several GPUs, NCCL: `non-torch forward increase memory` in vLLM's log. llm-d planner has
 /// measured 0.13 and 0.14 GiB on one GPU, 0.54 and 0.55 on each of two.
-pub fn engine_buffers(workload: &Workload) -> Part {
+pub(crate) fn engine_buffers(workload: &Workload) -> Part {
     let is_alone = workload.tensor_parallel <= 1;
     let (size, formula) = if is_alone { (144, "one GPU") } else { (564, "several GPUs, with NCCL") };
     Part {
@@ -71,7 +71,7 @@ pub fn cuda_graphs(workload: &Workload) -> Part {
 
 /// The driver's memory for a process, with the kernels that it has loaded. vLLM does not count it towards
 /// `--gpu-memory-utilization`; the agent, which reads NVML, does.
-pub fn cuda_context() -> Part {
+pub(crate) fn cuda_context() -> Part {
     Part {
         part: PartName::CudaContext,
         bytes: Bytes::mib(512),

@@ -18,13 +18,13 @@ impl Precision {
     pub const FP8: Self = Self { name: "fp8", bytes: 1, parameters: 1 };
     pub const INT8: Self = Self { name: "int8", bytes: 1, parameters: 1 };
     /// 128 × 128 values with a scale of 4 bytes: DeepSeek's.
-    pub const FP8_BLOCKS: Self = Self { name: "fp8", bytes: 128 * 128 + 4, parameters: 128 * 128 };
+    pub(crate) const FP8_BLOCKS: Self = Self { name: "fp8", bytes: 128 * 128 + 4, parameters: 128 * 128 };
     /// 32 values of 4 bits with a scale of 1 byte (OCP Microscaling Formats 1.0).
     pub const MXFP4: Self = Self { name: "mxfp4", bytes: 17, parameters: 32 };
     /// 16 values of 4 bits with a scale of 1 byte.
     pub const NVFP4: Self = Self { name: "nvfp4", bytes: 9, parameters: 16 };
     /// 64 values of 4 bits with a scale of 4 bytes.
-    pub const NF4: Self = Self { name: "nf4", bytes: 36, parameters: 64 };
+    pub(crate) const NF4: Self = Self { name: "nf4", bytes: 36, parameters: 64 };
     /// AWQ's and GPTQ's usual groups.
     pub const INT4: Self = Self::grouped(4, 128, true);
 
@@ -86,7 +86,7 @@ const METHODS: [&str; 9] = [
 
 impl Quantization {
     /// All weights alike; embeddings and norms have 16 bits either way.
-    pub fn uniform(precision: Precision) -> Self {
+    pub(crate) fn uniform(precision: Precision) -> Self {
         Self { precision, kept: BTreeSet::new(), kept_in: BTreeSet::new(), fp8_kv_cache: false, asked: None }
     }
 
@@ -168,7 +168,7 @@ impl Quantization {
     }
 
     /// Whether an engine has to be told: it loads what a file has without.
-    pub fn is_made_on_load(&self) -> bool {
+    pub(crate) fn is_made_on_load(&self) -> bool {
         self.asked == Some(Asked::OnLoad)
     }
 

@@ -22,7 +22,7 @@ pub fn part(model: &ModelArchitecture, workload: &Workload) -> Part {
 }
 
 /// On each of so many GPUs.
-pub fn on_each(model: &ModelArchitecture, gpus: u64) -> Bytes {
+pub(crate) fn on_each(model: &ModelArchitecture, gpus: u64) -> Bytes {
     let layers = model.layers.iter().enumerate();
     let of_layers = layers.map(|(index, layer)| of_layer(model, index as u64, layer, gpus));
     let embeddings = Precision::HALF.bytes_of(model.embeddings(gpus));

@@ -14,7 +14,7 @@ thread_local! {
 
 /// Random IDs, but for roots that begin in [`with_trace_of`].
 #[derive(Debug, Default)]
-pub struct PodTraceIds(RandomIdGenerator);
+pub(crate) struct PodTraceIds(RandomIdGenerator);
 
 impl IdGenerator for PodTraceIds {
     fn new_trace_id(&self) -> TraceId {
@@ -30,7 +30,7 @@ impl IdGenerator for PodTraceIds {
 }
 
 /// The first root that `begin` begins belongs to this pod's trace.
-pub fn with_trace_of<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
+pub(crate) fn with_trace_of<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
     NEXT.set(trace_id(uid));
     let begun = begin();
     NEXT.set(TraceId::INVALID);

@@ -68,12 +68,12 @@ fn complete_node(node: &mut Value) {
 }
 
 /// The object at a field, created if it is missing.
-pub fn object_at<'a>(parent: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
+pub(crate) fn object_at<'a>(parent: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
     fields_of(fields_of(parent).entry(field).or_insert(Value::Null))
 }
 
 /// The fields of a value, which becomes an empty object if it is anything else.
-pub fn fields_of(value: &mut Value) -> &mut Map<String, Value> {
+pub(crate) fn fields_of(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = json!({});
     }

@@ -37,7 +37,7 @@ impl ApiError {
         Self { cause, ..Self::too_many_requests(message, retry_after_seconds) }
     }
 
-    pub fn too_many_requests(message: &str, retry_after_seconds: Option<u64>) -> Self {
+    pub(crate) fn too_many_requests(message: &str, retry_after_seconds: Option<u64>) -> Self {
         Self { retry_after_seconds, ..Self::new(429, "TooManyRequests", message) }
     }
 
@@ -45,11 +45,11 @@ impl ApiError {
         Self::new(404, "NotFound", format!("{} \"{name}\" not found", resource.qualified()))
     }
 
-    pub fn no_such_path() -> Self {
+    pub(crate) fn no_such_path() -> Self {
         Self::new(404, "NotFound", "the server could not find the requested resource")
     }
 
-    pub fn already_exists(resource: &Resource, name: &str) -> Self {
+    pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
         Self::new(409, "AlreadyExists", format!("{} \"{name}\" already exists", resource.qualified()))
     }
 
@@ -71,15 +71,15 @@ impl ApiError {
         }
     }
 
-    pub fn bad_request(why: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(why: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", why)
     }
 
-    pub fn unsupported_patch(content_type: &str) -> Self {
+    pub(crate) fn unsupported_patch(content_type: &str) -> Self {
         Self::new(415, "UnsupportedMediaType", format!("the body's media type is unknown: {content_type}"))
     }
 
-    pub fn method_not_allowed() -> Self {
+    pub(crate) fn method_not_allowed() -> Self {
         Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     }
 
@@ -93,7 +93,7 @@ impl ApiError {
     }
 
     /// The list that a continue token belongs to is no longer stored.
-    pub fn expired_continue() -> Self {
+    pub(crate) fn expired_continue() -> Self {
         Self::new(
             410,
             "Expired",
@@ -110,7 +110,7 @@ impl ApiError {
         )
     }
 
-    pub fn to_status(&self) -> Value {
+    pub(crate) fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,

@@ -83,7 +83,7 @@ pub enum InjectedFault {
 }
 
 /// Draws the outcome of a client's request that no order was given for; `None` where it succeeds at once.
-pub type FaultSource = Box<dyn FnMut(&str, Operation) -> Option<InjectedFault> + Send>;
+pub(crate) type FaultSource = Box<dyn FnMut(&str, Operation) -> Option<InjectedFault> + Send>;
 
 /// Faults still to be applied, in order, and those that were applied.
 #[derive(Default)]

@@ -81,7 +81,7 @@ impl Shared {
 }
 
 /// An object before a write and after it; `None` before its creation and after its deletion.
-pub type ObjectWrite = (Option<Arc<Value>>, Option<Arc<Value>>);
+pub(crate) type ObjectWrite = (Option<Arc<Value>>, Option<Arc<Value>>);
 
 /// A running server on a loopback port of its own; dropping it stops it.
 ///
@@ -154,7 +154,7 @@ impl ApiServer {
     }
 
     /// The same without a network: every request is a call in this process, in the order of the caller's runtime.
-    pub fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
+    pub(crate) fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
         self.client_in_process_by(name, times, self.router())
     }
 
@@ -164,7 +164,7 @@ impl ApiServer {
     }
 
     /// The same, with something between the client and [`Self::router`].
-    pub fn client_in_process_by(&self, name: &str, times: WriteTimes, server: axum::Router) -> kube::Client {
+    pub(crate) fn client_in_process_by(&self, name: &str, times: WriteTimes, server: axum::Router) -> kube::Client {
         let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
         let service = tower::ServiceBuilder::new()
             .map_request(move |mut request: http::Request<kube::client::Body>| {
@@ -264,7 +264,7 @@ impl ApiServer {
     }
 
     /// Each write of the kind after this version, in order. Writes that the log has forgotten are missing.
-    pub fn writes_after(&self, kind: &str, revision: u64) -> Vec<ObjectWrite> {
+    pub(crate) fn writes_after(&self, kind: &str, revision: u64) -> Vec<ObjectWrite> {
         let Some(target) = RequestTarget::of_short(kind) else {
             return Vec::new();
         };

@@ -14,7 +14,7 @@ use std::sync::Arc;
 const KEPT: usize = 256;
 
 #[derive(Debug, Default)]
-pub struct PagedListStore(Mutex<PagedLists>);
+pub(crate) struct PagedListStore(Mutex<PagedLists>);
 
 #[derive(Debug, Default)]
 struct PagedLists {
@@ -24,7 +24,7 @@ struct PagedLists {
 
 /// All that is listed, as of one version.
 #[derive(Debug, Clone)]
-pub struct FrozenList {
+pub(crate) struct FrozenList {
     pub resource: &'static Resource,
     pub revision: u64,
     pub items: Arc<[Arc<Value>]>,
@@ -32,7 +32,7 @@ pub struct FrozenList {
 
 /// Some of a list.
 #[derive(Debug)]
-pub struct ListPage {
+pub(crate) struct ListPage {
     pub revision: u64,
     pub items: Vec<Arc<Value>>,
     /// The token of the next page, and how many objects it and those after it have.

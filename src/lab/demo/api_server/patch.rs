@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// The kind of a patch body, from its content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PatchKind {
+pub(crate) enum PatchKind {
     Json,
     Merge,
     Strategic,
@@ -18,7 +18,7 @@ pub enum PatchKind {
 }
 
 impl PatchKind {
-    pub fn of_content_type(content_type: &str) -> Result<Self, ApiError> {
+    pub(crate) fn of_content_type(content_type: &str) -> Result<Self, ApiError> {
         match content_type.split(';').next().unwrap_or_default().trim() {
             "application/json-patch+json" => Ok(Self::Json),
             "application/merge-patch+json" => Ok(Self::Merge),

@@ -74,7 +74,7 @@ fn check_binding(key: &ObjectKey, pod: &Value, binding: &Value) -> Result<(), Ap
 }
 
 /// Adds a condition or replaces the one of its type; the transition time moves only with the status.
-pub fn set_condition(pod: &mut Value, mut condition: Value, now: Timestamp) {
+pub(crate) fn set_condition(pod: &mut Value, mut condition: Value, now: Timestamp) {
     let status = object_at(pod, "status");
     let conditions = status.entry("conditions").or_insert_with(|| json!([]));
     if !conditions.is_array() {

@@ -45,7 +45,7 @@ impl Resource {
     }
 
     /// The resources of a group's version, if the path asks for those (`/apis/{group}/{version}`) and there are any.
-    pub fn of_version(path: &str) -> Vec<&'static Self> {
+    pub(crate) fn of_version(path: &str) -> Vec<&'static Self> {
         let version = path.strip_prefix("/apis/").unwrap_or_default();
         RESOURCES.iter().filter(|resource| resource.api_version == version).collect()
     }
@@ -58,15 +58,15 @@ impl Resource {
         }
     }
 
-    pub fn is_pods(&self) -> bool {
+    pub(crate) fn is_pods(&self) -> bool {
         self.plural == "pods"
     }
 
-    pub fn is_token_reviews(&self) -> bool {
+    pub(crate) fn is_token_reviews(&self) -> bool {
         self.plural == "tokenreviews"
     }
 
-    pub fn is_access_reviews(&self) -> bool {
+    pub(crate) fn is_access_reviews(&self) -> bool {
         self.plural == "subjectaccessreviews"
     }
 
@@ -78,7 +78,7 @@ impl Resource {
 
 /// What a request path points at.
 #[derive(Debug, PartialEq, Eq)]
-pub struct RequestTarget {
+pub(crate) struct RequestTarget {
     pub resource: &'static Resource,
     /// Empty: the whole cluster, or a kind without namespaces.
     pub namespace: String,
@@ -121,7 +121,7 @@ impl RequestTarget {
     }
 
     /// Reads the short form the in-process handle uses: `nodes/a`, `pods/default/a`, `pods`.
-    pub fn of_short(short: &str) -> Option<Self> {
+    pub(crate) fn of_short(short: &str) -> Option<Self> {
         let segments: Vec<&str> = short.split('/').collect();
         let resource = Resource::named(segments.first()?)?;
         let (namespace, name) = match (resource.namespaced, &segments[1..]) {

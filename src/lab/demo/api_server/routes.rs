@@ -41,7 +41,7 @@ pub struct Parameters {
 }
 
 /// A request, taken apart.
-pub struct ApiRequest {
+pub(crate) struct ApiRequest {
     pub shared: Arc<Shared>,
     /// Its User-Agent.
     pub client: String,
@@ -183,7 +183,7 @@ impl ApiRequest {
     }
 
     /// Waits, but not beyond the server's end.
-    pub async fn until_stop(&self, wait: impl Future<Output = ()>) {
+    pub(crate) async fn until_stop(&self, wait: impl Future<Output = ()>) {
         self.shared.stop.run_until_cancelled(wait).await;
     }
 

@@ -16,7 +16,7 @@ enum SelectorTerm {
 
 /// Which objects a list or watch is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ListSelector {
+pub(crate) struct ListSelector {
     pub namespace: String,
     fields: Vec<SelectorTerm>,
     labels: Vec<SelectorTerm>,

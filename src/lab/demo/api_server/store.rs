@@ -15,7 +15,7 @@ use std::sync::Arc;
 const LOG_LENGTH: usize = 1 << 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ObjectKey {
+pub(crate) struct ObjectKey {
     pub resource: &'static Resource,
     pub namespace: String,
     pub name: String,
@@ -23,7 +23,7 @@ pub struct ObjectKey {
 
 /// One write. Creations have no `before`, deletions no `after`.
 #[derive(Debug, Clone)]
-pub struct StoredChange {
+pub(crate) struct StoredChange {
     pub revision: u64,
     pub resource: &'static Resource,
     pub before: Option<Arc<Value>>,
@@ -92,7 +92,7 @@ impl Store {
     }
 
     /// The changes after `revision`, or `Expired` when the log no longer reaches back that far.
-    pub fn changes_after(&self, revision: u64) -> Result<impl Iterator<Item = &StoredChange>, ApiError> {
+    pub(crate) fn changes_after(&self, revision: u64) -> Result<impl Iterator<Item = &StoredChange>, ApiError> {
         if revision < self.forgotten {
             return Err(ApiError::expired(revision, self.forgotten));
         }
@@ -100,7 +100,7 @@ impl Store {
     }
 
     /// The changes after `revision` that the log still has.
-    pub fn changes_kept_after(&self, revision: u64) -> impl Iterator<Item = &StoredChange> {
+    pub(crate) fn changes_kept_after(&self, revision: u64) -> impl Iterator<Item = &StoredChange> {
         let start = self.log.partition_point(|change| change.revision <= revision);
         self.log.range(start..)
     }

@@ -14,7 +14,7 @@ pub struct Tokens {
 }
 
 /// The server's own audience, which is that of an ordinary token.
-pub const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
+pub(crate) const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
 
 /// In the year 2096.
 const EXPIRES: u64 = 4_000_000_000;
@@ -54,7 +54,7 @@ fn part(value: &Value) -> String {
 
 /// The node of a pod that a token is issued for.
 #[derive(Debug)]
-pub struct TokenNode {
+pub(crate) struct TokenNode {
     pub name: String,
     /// `None` if there is no such Node now.
     pub uid: Option<String>,
@@ -85,7 +85,7 @@ impl Tokens {
     }
 
     /// A `SubjectAccessReview` with its status; everything that was not granted is denied.
-    pub fn review_access(&self, mut review: Value) -> Value {
+    pub(crate) fn review_access(&self, mut review: Value) -> Value {
         let spec = &review["spec"];
         let text = |pointer: &str| spec.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let is_get = [text("/nonResourceAttributes/verb"), text("/resourceAttributes/verb")].contains(&"get");
@@ -100,7 +100,7 @@ impl Tokens {
         review
     }
 
-    pub fn revoke(&self, token: &str) {
+    pub(crate) fn revoke(&self, token: &str) {
         if let Some(issued) = self.issued.lock().get_mut(token) {
             issued.good = false;
         }

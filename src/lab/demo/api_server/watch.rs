@@ -18,7 +18,7 @@ use std::sync::Arc;
 use stowage_server::service::SeenCount;
 
 /// What one watch is about.
-pub struct WatchRequest {
+pub(crate) struct WatchRequest {
     /// The User-Agent of the client.
     pub client: String,
     pub resource: &'static Resource,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Which half of an object a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ObjectPart {
+pub(crate) enum ObjectPart {
     Main,
     Status,
 }
@@ -209,7 +209,7 @@ fn check_patched_uid(key: &ObjectKey, current: &Value, patch: &Value) -> Result<
 }
 
 /// A body that names a UID or a version applies only to that object.
-pub fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value) -> Result<(), ApiError> {
+pub(crate) fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value) -> Result<(), ApiError> {
     let asked = |field: &str| body["metadata"][field].as_str().filter(|text| !text.is_empty());
     let actual = |field: &str| current["metadata"][field].as_str().unwrap_or_default();
     let conflict = |why: String| Err(ApiError::conflict(&key.resource.qualified(), &key.name, why));

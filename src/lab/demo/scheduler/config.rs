@@ -62,7 +62,7 @@ impl SchedulerConfig {
     }
 
     /// How many feasible nodes are enough among `nodes`.
-    pub fn nodes_to_find(&self, nodes: usize) -> usize {
+    pub(crate) fn nodes_to_find(&self, nodes: usize) -> usize {
         /// Up to this many, all nodes are checked: sampling would save nothing.
         const MIN_NODES: usize = 100;
         const MIN_PERCENT: usize = 5;

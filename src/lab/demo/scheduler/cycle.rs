@@ -16,7 +16,7 @@ use stowage_scheduling::testkit::random::Random;
 
 /// The result of a cycle.
 #[derive(Debug)]
-pub enum CycleResult {
+pub(crate) enum CycleResult {
     Place {
         node: String,
     },
@@ -34,7 +34,7 @@ pub enum CycleResult {
 
 /// The new value of `status.nominatedNodeName`.
 #[derive(Debug)]
-pub enum CycleNomination {
+pub(crate) enum CycleNomination {
     Keep,
     Clear,
     /// These are evicted, and the pod is nominated to their node.
@@ -43,7 +43,7 @@ pub enum CycleNomination {
 
 /// State that outlives a cycle: the random numbers, and where the next search begins.
 #[derive(Debug)]
-pub struct CycleMemory {
+pub(crate) struct CycleMemory {
     pub random: Random,
     next_start: usize,
 }
@@ -54,7 +54,7 @@ impl CycleMemory {
     }
 }
 
-pub struct Cycle<'a> {
+pub(crate) struct Cycle<'a> {
     pub pod: &'a SchedulerPod,
     pub view: &'a SchedulerCache,
     pub config: &'a SchedulerConfig,

@@ -25,7 +25,7 @@ enum Listing {
 }
 
 /// The view and the queue, updated together from the API server.
-pub struct SchedulerState {
+pub(crate) struct SchedulerState {
     pub view: SchedulerCache,
     pub queue: SchedulingQueue,
     nodes: Listing,
@@ -47,7 +47,7 @@ impl SchedulerState {
         matches!((&self.nodes, &self.pods), (Listing::Complete, Listing::Complete))
     }
 
-    pub fn node_notice(&mut self, notice: WatchNotice, observations: &Observations, now: Instant) {
+    pub(crate) fn node_notice(&mut self, notice: WatchNotice, observations: &Observations, now: Instant) {
         match notice {
             WatchNotice::Relisting => {
                 let unseen = self.view.nodes().map(|node| node.name.clone()).collect();
@@ -69,7 +69,7 @@ impl SchedulerState {
         }
     }
 
-    pub fn pod_notice(
+    pub(crate) fn pod_notice(
         &mut self,
         notice: WatchNotice,
         config: &SchedulerConfig,

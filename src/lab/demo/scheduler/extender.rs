@@ -26,12 +26,12 @@ pub struct Filtered {
 
 /// A node with the UIDs of its victims.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExtenderVictims {
+pub(crate) struct ExtenderVictims {
     pub uids: Vec<String>,
     pub pdb_violations: i64,
 }
 
-pub struct ExtenderClient {
+pub(crate) struct ExtenderClient {
     pub config: ExtenderConfig,
     client: Client<HttpConnector, Full<Bytes>>,
     observations: Arc<Observations>,
@@ -49,7 +49,7 @@ impl ExtenderClient {
         Self { config, client, observations }
     }
 
-    pub fn is_interested_in(&self, pod: &SchedulerPod) -> bool {
+    pub(crate) fn is_interested_in(&self, pod: &SchedulerPod) -> bool {
         pod.names(&self.config.managed_resource)
     }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// The rejecting plugin, which decides what may wake the pod again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rejector {
+pub(crate) enum Rejector {
     /// Woken by any event.
     Extender,
     /// The resource check: woken when resources may have become free.
@@ -26,7 +26,7 @@ pub struct Refusal {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resolvable {
+pub(crate) enum Resolvable {
     /// `Unschedulable`: preemption is tried.
     ByEviction,
     /// `UnschedulableAndUnresolvable`.
@@ -46,7 +46,7 @@ impl Refusal {
 
 /// A node's used resources: requests, and the number of pods.
 #[derive(Debug, Clone, Default)]
-pub struct NodeUsage {
+pub(crate) struct NodeUsage {
     pub requests: Resources,
     pub pods: usize,
 }
@@ -65,7 +65,7 @@ impl NodeUsage {
 }
 
 /// Filters one node for a pod. `ignored` is the managed resource when the extender alone counts it.
-pub fn run_filters(
+pub(crate) fn run_filters(
     pod: &SchedulerPod,
     node: &SchedulerNode,
     usage: &NodeUsage,

@@ -19,7 +19,7 @@ fn mismatch(value: &Value, place: &str, wanted: &str) -> String {
 }
 
 /// The first JSON value of a body.
-pub fn first_value(body: &[u8]) -> Result<Value, String> {
+pub(crate) fn first_value(body: &[u8]) -> Result<Value, String> {
     match serde_json::Deserializer::from_slice(body).into_iter::<Value>().next() {
         None => Err("EOF".to_owned()),
         Some(Ok(value)) => Ok(value),
@@ -29,7 +29,7 @@ pub fn first_value(body: &[u8]) -> Result<Value, String> {
 }
 
 /// A struct: an object, or null for one with nothing set.
-pub fn structure<'a>(value: &'a Value, name: &str) -> Result<&'a Value, String> {
+pub(crate) fn structure<'a>(value: &'a Value, name: &str) -> Result<&'a Value, String> {
     match value {
         Value::Object(_) | Value::Null => Ok(value),
         other => Err(mismatch(other, "Go value", name)),

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 pub type Refusals = BTreeMap<String, Refusal>;
 
 /// `0/6 nodes are available: 6 no room.`; nodes without a refusal add nothing.
-pub fn fit_error(nodes: usize, refusals: &Refusals) -> String {
+pub(crate) fn fit_error(nodes: usize, refusals: &Refusals) -> String {
     let texts = refusals.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
     available(nodes, texts)
 }
 
 /// The same for a dry run of preemption, in which every node that was not tried counts as one where preemption would not help.
-pub fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
+pub(crate) fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
     let untried = nodes.saturating_sub(dry_run.len());
     let texts = dry_run.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
     let not_helpful = std::iter::repeat_n("Preemption is not helpful for scheduling", untried);
@@ -23,24 +23,24 @@ pub fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
 }
 
 /// The joint message of the two PostFilter plugins when preemption failed.
-pub fn post_filter(preemption: &str) -> String {
+pub(crate) fn post_filter(preemption: &str) -> String {
     format!("no new claims to deallocate, preemption: {preemption}")
 }
 
 /// Several errors as Go's aggregate prints them.
-pub fn aggregate(errors: &[String]) -> String {
+pub(crate) fn aggregate(errors: &[String]) -> String {
     match errors {
         [one] => one.clone(),
         many => format!("[{}]", many.join(", ")),
     }
 }
 
-pub fn unexpected_victims(node: &str) -> String {
+pub(crate) fn unexpected_victims(node: &str) -> String {
     format!("expected at least one victim pod on node \"{node}\"")
 }
 
 /// A node without pods of lower priority.
-pub fn no_victims() -> Refusal {
+pub(crate) fn no_victims() -> Refusal {
     Refusal::new(Rejector::Resources, Resolvable::Never, "No preemption victims found for incoming pod")
 }
 

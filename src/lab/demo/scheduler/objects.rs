@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub type Resources = BTreeMap<String, i128>;
 
 #[derive(Debug, Clone)]
-pub struct SchedulerPod {
+pub(crate) struct SchedulerPod {
     pub object: Arc<Value>,
     pub uid: String,
     pub namespace: String,
@@ -50,7 +50,7 @@ impl SchedulerPod {
     }
 
     /// `namespace/name`.
-    pub fn full_name(&self) -> String {
+    pub(crate) fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
@@ -69,7 +69,7 @@ impl SchedulerPod {
     }
 
     /// Whether it is terminating because of this scheduler's own preemption.
-    pub fn is_being_preempted(&self) -> bool {
+    pub(crate) fn is_being_preempted(&self) -> bool {
         self.terminating
             && self.condition("DisruptionTarget").is_some_and(|it| it["reason"] == "PreemptionByScheduler")
     }
@@ -85,7 +85,7 @@ impl SchedulerPod {
     }
 
     /// Without the fields that every write changes: two versions of a pod that are equal in this are equal for the queue.
-    pub fn differs_from(&self, other: &Self) -> bool {
+    pub(crate) fn differs_from(&self, other: &Self) -> bool {
         let rest = |pod: &Self| {
             let mut object = Value::clone(&pod.object);
             object["metadata"]["resourceVersion"] = Value::Null;
@@ -95,13 +95,13 @@ impl SchedulerPod {
     }
 
     /// The object as Go encodes it in a request: no kind, no apiVersion.
-    pub fn on_the_wire(&self) -> Value {
+    pub(crate) fn on_the_wire(&self) -> Value {
         without_type(&self.object)
     }
 }
 
 #[derive(Debug, Clone)]
-pub struct SchedulerNode {
+pub(crate) struct SchedulerNode {
     pub object: Arc<Value>,
     pub name: String,
     pub allocatable: Resources,
@@ -127,7 +127,7 @@ impl SchedulerNode {
         self.object["metadata"]["labels"][key].as_str()
     }
 
-    pub fn on_the_wire(&self) -> Value {
+    pub(crate) fn on_the_wire(&self) -> Value {
         without_type(&self.object)
     }
 }
@@ -187,7 +187,7 @@ pub fn add(sum: &mut Resources, more: &Resources) {
     }
 }
 
-pub fn subtract(sum: &mut Resources, less: &Resources) {
+pub(crate) fn subtract(sum: &mut Resources, less: &Resources) {
     for (name, amount) in less {
         *sum.entry(name.clone()).or_default() -= amount;
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// A node and its victims.
 #[derive(Debug, Clone)]
-pub struct DryRunCandidate {
+pub(crate) struct DryRunCandidate {
     pub node: String,
     pub victims: Vec<Arc<SchedulerPod>>,
     pub pdb_violations: i64,
@@ -21,7 +21,7 @@ pub struct DryRunCandidate {
 
 /// The result of the dry run.
 #[derive(Debug, Default)]
-pub struct DryRun {
+pub(crate) struct DryRun {
     pub candidates: Vec<DryRunCandidate>,
     pub refusals: Refusals,
     /// Nodes on which all victims could be re-admitted: the extender rejected them, not the scheduler's own filters.
@@ -29,7 +29,7 @@ pub struct DryRun {
 }
 
 /// Why a pod may not preempt now.
-pub fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refusals) -> Option<&'static str> {
+pub(crate) fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refusals) -> Option<&'static str> {
     if pod.never_preempts() {
         return Some("not eligible due to preemptionPolicy=Never.");
     }
@@ -43,7 +43,7 @@ pub fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refus
 }
 
 /// How many candidates are searched for among `nodes`.
-pub fn wanted_candidates(nodes: usize) -> usize {
+pub(crate) fn wanted_candidates(nodes: usize) -> usize {
     /// The defaults of `minCandidateNodesPercentage` and `minCandidateNodesAbsolute`.
     const PERCENT: usize = 10;
     const ABSOLUTE: usize = 100;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// What happened in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waker {
+pub(crate) enum Waker {
     NodeAdded,
     NodeAllocatable,
     /// Labels, taints or `unschedulable`.
@@ -69,7 +69,7 @@ struct Entry {
 }
 
 #[derive(Debug, Default)]
-pub struct SchedulingQueue {
+pub(crate) struct SchedulingQueue {
     entries: BTreeMap<String, Entry>,
     arrivals: u64,
 }
@@ -140,12 +140,12 @@ impl SchedulingQueue {
         }
     }
 
-    pub fn wake_all(&mut self, waker: Waker, now: Instant) {
+    pub(crate) fn wake_all(&mut self, waker: Waker, now: Instant) {
         self.entries.values_mut().for_each(|entry| entry.wake(waker, now));
     }
 
     /// A nomination changed or was cleared: pods that it may have kept out are retried.
-    pub fn wake_up_to_priority(&mut self, priority: i64, now: Instant) {
+    pub(crate) fn wake_up_to_priority(&mut self, priority: i64, now: Instant) {
         let below = self.entries.values_mut().filter(|entry| entry.priority <= priority);
         below.for_each(|entry| entry.wake(Waker::All, now));
     }
@@ -162,7 +162,7 @@ impl SchedulingQueue {
     }
 
     /// The next time at which the queue changes without an event.
-    pub fn next_deadline(&self, config: &SchedulerConfig) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self, config: &SchedulerConfig) -> Option<Instant> {
         let deadline = |entry: &Entry| match entry.state {
             QueueState::ErrorBackOff => Some(entry.back_off_until),
             QueueState::Unschedulable { since, .. } => Some(since + config.flush_unschedulable_after),

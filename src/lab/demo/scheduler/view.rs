@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
-pub struct SchedulerCache {
+pub(crate) struct SchedulerCache {
     nodes: BTreeMap<String, Arc<SchedulerNode>>,
     pods: BTreeMap<String, Arc<SchedulerPod>>,
     /// Pod UID → node, from the scheduling cycle until the watch shows it or the bind fails.
@@ -48,14 +48,14 @@ impl SchedulerCache {
     }
 
     /// What a pod finds used: existing pods, and nominated pods that have precedence.
-    pub fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
+    pub(crate) fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
         let mut usage = self.ledger.get(node).map(|entry| entry.usage.clone()).unwrap_or_default();
         self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
         usage
     }
 
     /// Pods of at least the same priority that are nominated to the node.
-    pub fn nominated_before<'a>(
+    pub(crate) fn nominated_before<'a>(
         &'a self,
         pod: &'a SchedulerPod,
         node: &'a str,

@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The new condition and nomination.
-pub struct SchedulingFailure<'a> {
+pub(crate) struct SchedulingFailure<'a> {
     pub reason: &'static str,
     pub message: &'a str,
     /// `None` leaves the nomination, `Some(None)` clears it.
     pub nomination: Option<Option<&'a str>>,
 }
 
-pub async fn report_failure(client: &kube::Client, pod: &SchedulerPod, failure: &SchedulingFailure<'_>) {
+pub(crate) async fn report_failure(client: &kube::Client, pod: &SchedulerPod, failure: &SchedulingFailure<'_>) {
     let mut status = serde_json::Map::new();
     if !has_condition(pod, failure) {
         status.insert("conditions".to_owned(), json!([condition(pod, failure)]));

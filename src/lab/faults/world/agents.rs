@@ -14,7 +14,7 @@ const DOUBTED: Duration = Duration::from_secs(200);
 const EVERY: Duration = Duration::from_secs(1);
 
 /// One node's agent.
-pub struct NodeAgent {
+pub(crate) struct NodeAgent {
     node: usize,
     dice: Random,
     /// Its pod's token, which names the Node object that there was when its first report was due.
@@ -51,7 +51,7 @@ impl NodeAgent {
     }
 
     /// Whether it has reported what is true, and in time, since then.
-    pub fn is_sound_since(&self, then: Duration) -> bool {
+    pub(crate) fn is_sound_since(&self, then: Duration) -> bool {
         self.trouble.is_none() && self.sound_since <= then
     }
 
@@ -111,7 +111,7 @@ impl NodeAgent {
     }
 
     /// The agent of a machine that goes on for so long without its Node; `None` if none was running.
-    pub fn left_behind(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
+    pub(crate) fn left_behind(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
         if self.token.is_none() || self.is_dead() {
             return None;
         }
@@ -247,14 +247,14 @@ impl FaultyCluster {
 impl NodeAgent {
     /// Its node has come back. If the machine has registered again, the agent's token names the Node before, and a replica that
     /// starts may for so long not count its reports at once.
-    pub fn see_node_again(&mut self) {
+    pub(crate) fn see_node_again(&mut self) {
         if self.token.is_some() {
             self.sound_since = self.sound_since.max(clock::elapsed() + DOUBTED);
         }
     }
 
     /// Another machine starts, and its agent after so long.
-    pub fn begin_anew(&mut self, after: Duration) {
+    pub(crate) fn begin_anew(&mut self, after: Duration) {
         self.recover(FaultKind::DeadAgent);
         self.token = None;
         self.reports_at = clock::elapsed() + after;

@@ -7,7 +7,7 @@ use super::*;
 type WriteKey = (String, String);
 
 #[derive(Default)]
-pub struct BindingWrites {
+pub(crate) struct BindingWrites {
     asked: Mutex<BTreeMap<WriteKey, usize>>,
     /// By UID: the node to which the pod was to be bound last.
     nodes: Mutex<BTreeMap<String, String>>,
@@ -63,7 +63,7 @@ impl BindingWrites {
     }
 
     /// What was found since the last call.
-    pub fn take_too_many(&self) -> Vec<String> {
+    pub(crate) fn take_too_many(&self) -> Vec<String> {
         std::mem::take(&mut self.too_many.lock())
     }
 

@@ -19,7 +19,7 @@ impl Budget {
     }
 }
 
-pub fn is_guarded(pod: &Value) -> bool {
+pub(crate) fn is_guarded(pod: &Value) -> bool {
     pod["metadata"]["labels"]["guarded"] == "yes"
 }
 

@@ -10,15 +10,15 @@ use super::*;
 /// again may come first.
 const WRITES_WITHIN: Duration = Duration::from_secs(30);
 /// A client's watch that is silent is begun again after this.
-pub const SILENT_FOR: Duration = Duration::from_secs(65);
+pub(crate) const SILENT_FOR: Duration = Duration::from_secs(65);
 /// After its end a watch is begun again, with a list where that is needed.
-pub const BEGINS_AGAIN: Duration = Duration::from_secs(5);
+pub(crate) const BEGINS_AGAIN: Duration = Duration::from_secs(5);
 /// A reservation that is shown of a pod counts for nothing while a Binding of it may be written, and is looked at now and then.
 const LOOKED_AT: Duration = Duration::from_secs(10);
 
 /// What replicas write of reservations, whatever comes of it.
 #[derive(Default)]
-pub struct ReservationWrites {
+pub(crate) struct ReservationWrites {
     /// When last, by the replica's client and the pod's UID.
     at: Mutex<BTreeMap<(String, String), Instant>>,
     /// The reservations that each made.
@@ -51,7 +51,7 @@ impl ReservationWrites {
 
 /// Those about which the leader has not written.
 #[derive(Default)]
-pub struct LateReservations {
+pub(crate) struct LateReservations {
     standing: Vec<LateReservation>,
     /// Until when a replica may not be shown what happens to pods.
     hidden: BTreeMap<String, Instant>,
@@ -70,7 +70,7 @@ struct LateReservation {
 
 impl LateReservations {
     /// Whether a replica may not be shown what happens to pods.
-    pub fn hides_pods_from(&self, client: &str) -> bool {
+    pub(crate) fn hides_pods_from(&self, client: &str) -> bool {
         self.hidden.get(client).is_some_and(|until| *until > Instant::now())
     }
 }

@@ -12,10 +12,10 @@ const CHANGING: &str = "changing";
 const CHANGES_EVERY: Duration = Duration::from_millis(300);
 
 /// Pods of a group, which are bound all or not at all.
-pub const GROUP_SIZE: usize = 2;
+pub(crate) const GROUP_SIZE: usize = 2;
 
 /// A pod that was created under the name of another. kube-scheduler takes it up soon.
-pub struct RecreatedPod {
+pub(crate) struct RecreatedPod {
     pub pod: String,
     /// It can run nowhere else.
     pub node: Option<String>,
@@ -42,12 +42,12 @@ fn lasts(pod: &Value) -> usize {
     if is_guarded(pod) { 800 } else { 40 }
 }
 
-pub fn is_of_group(pod: &Value) -> bool {
+pub(crate) fn is_of_group(pod: &Value) -> bool {
     pod["metadata"]["labels"]["stowage.dev/group"].is_string()
 }
 
 /// Creates a pod that asks for no GPU, and lets it change until the task is aborted.
-pub fn keep_changing(api: &Arc<ApiServer>) -> JoinHandle<()> {
+pub(crate) fn keep_changing(api: &Arc<ApiServer>) -> JoinHandle<()> {
     let spec = json!({ "schedulerName": "default-scheduler", "containers": [{ "name": "other", "image": "other" }] });
     api.create("pods", json!({ "metadata": { "name": CHANGING }, "spec": spec })).expect("its name is free");
     let api = api.clone();

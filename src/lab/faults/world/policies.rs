@@ -35,7 +35,7 @@ fn folder() -> PathBuf {
 static FOLDERS: AtomicU64 = AtomicU64::new(0);
 
 /// The good policies of a history, and the files of its hosts.
-pub struct PolicyFiles {
+pub(crate) struct PolicyFiles {
     folder: PathBuf,
     texts: Vec<String>,
     digests: Vec<Digest>,

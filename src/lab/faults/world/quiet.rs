@@ -29,7 +29,7 @@ const ROUND: Duration = Duration::from_secs(1);
 
 /// What lasts longer than it may.
 #[derive(Default)]
-pub struct QuietWatch {
+pub(crate) struct QuietWatch {
     /// Since when each waiting pod has fitted somewhere, by name.
     fits_since: BTreeMap<String, Instant>,
     /// Since when each condition that is not so has stood, in words.

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
 #[derive(Default)]
-pub struct ReplicaWrites {
+pub(crate) struct ReplicaWrites {
     pub bindings: BindingWrites,
     pub reservations: ReservationWrites,
     /// Replicas whose tokens have expired.

@@ -4,7 +4,7 @@ use super::*;
 
 /// One replica's leadership, from a list of everything on.
 #[derive(Clone, PartialEq)]
-pub struct ActingTerm {
+pub(crate) struct ActingTerm {
     client: String,
     epoch: String,
     term: u64,

@@ -20,7 +20,7 @@ pub struct Victims {
 
 /// A reservation, without its deadline, which its leader moves.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ShownReservation {
+pub(crate) struct ShownReservation {
     /// Of the pod that shows it.
     uid: String,
     place_and_victims: String,

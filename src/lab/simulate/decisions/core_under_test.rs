@@ -25,7 +25,7 @@ use stowage_scheduling::vocabulary::gpu::GpuSet;
 use stowage_scheduling::vocabulary::placement::Reservation;
 use stowage_scheduling::vocabulary::spare::SpareSet;
 
-pub struct CoreUnderTest {
+pub(crate) struct CoreUnderTest {
     pub cluster: Cluster,
     pub scores: ScoreCache,
     pub planted: Option<PlantedBug>,
@@ -69,7 +69,7 @@ impl CoreUnderTest {
     }
 
     /// The answer of bind, as it is heard; the decision is changed with it, so that the world goes on by what was answered.
-    pub fn heard_bind(
+    pub(crate) fn heard_bind(
         &self,
         answer: Result<BindAnswer, AssumeConflict>,
         spec: &PodSpec,
@@ -103,7 +103,7 @@ impl CoreUnderTest {
 }
 
 /// The same in plain values.
-pub fn seen_nodes(snapshot: &Snapshot, list: &Shortlist) -> SeenNodes {
+pub(crate) fn seen_nodes(snapshot: &Snapshot, list: &Shortlist) -> SeenNodes {
     let place = |node: usize, gpus: GpuSet| {
         let node = &snapshot.nodes()[node];
         let gpus =
@@ -121,15 +121,15 @@ pub fn node_name(node: u8) -> NodeName {
 }
 
 /// Names of nodes end in their number.
-pub fn node_number(name: &NodeName) -> u8 {
+pub(crate) fn node_number(name: &NodeName) -> u8 {
     number(name.as_str().as_bytes()) as u8
 }
 
-pub fn gpu_name(node: u8, gpu: u32) -> GpuUuid {
+pub(crate) fn gpu_name(node: u8, gpu: u32) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-{node:02}-{gpu}")).expect("it is a name")
 }
 
-pub fn gpu_number(uuid: &GpuUuid) -> u32 {
+pub(crate) fn gpu_number(uuid: &GpuUuid) -> u32 {
     number(uuid.as_str().as_bytes())
 }
 
@@ -142,7 +142,7 @@ pub fn pod_uid(pod: u32) -> PodUid {
     PodUid::parse(&format!("uid-{pod:05}")).expect("it is a name")
 }
 
-pub fn pod_number(uid: &PodUid) -> u32 {
+pub(crate) fn pod_number(uid: &PodUid) -> u32 {
     number(uid.as_str().as_bytes())
 }
 

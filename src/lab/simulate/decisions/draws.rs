@@ -15,19 +15,19 @@ pub enum Draws<'b> {
 }
 
 impl<'b> Draws<'b> {
-    pub fn of_seed(seed: u64) -> Self {
+    pub(crate) fn of_seed(seed: u64) -> Self {
         Self::Seed { seed, random: Random::seeded(seed, 0) }
     }
 
     /// The choices of one step begin.
-    pub fn begin_step(&mut self, step: u32) {
+    pub(crate) fn begin_step(&mut self, step: u32) {
         if let Self::Seed { seed, random } = self {
             *random = Random::seeded(*seed, FIRST_STEP + u64::from(step));
         }
     }
 
     /// Whether no choice is left.
-    pub fn are_used_up(&self) -> bool {
+    pub(crate) fn are_used_up(&self) -> bool {
         matches!(self, Self::Bytes([]))
     }
 

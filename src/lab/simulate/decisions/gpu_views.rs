@@ -5,7 +5,7 @@ use super::rules::MARGIN;
 
 /// What is left of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct GpuView {
+pub(crate) struct GpuView {
     pub capacity: u64,
     pub charged: u64,
     pub unaccounted: u64,
@@ -33,7 +33,7 @@ impl Record {
     }
 
     /// The same if a pod had nothing there.
-    pub fn views_without(&self, node: u8, except: Option<u32>) -> [GpuView; MOST_GPUS] {
+    pub(crate) fn views_without(&self, node: u8, except: Option<u32>) -> [GpuView; MOST_GPUS] {
         let entry = &self.nodes[usize::from(node)];
         let mut views = [GpuView::default(); MOST_GPUS];
         let age = entry.age(self.now);
@@ -134,7 +134,7 @@ impl Record {
     }
 
     /// Whether a pod of a preemptible class may take no wholly free GPU now.
-    pub fn keeps_spare_from(&mut self, spec: &PodSpec) -> bool {
+    pub(crate) fn keeps_spare_from(&mut self, spec: &PodSpec) -> bool {
         if self.rules.spare == 0 || !self.rules.class(spec.class).is_preemptible {
             return false;
         }

@@ -17,7 +17,7 @@ const MOST_VICTIMS: usize = 9;
 
 /// Evictions within a minute, at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EvictionLimits {
+pub(crate) struct EvictionLimits {
     pub cluster: u32,
     pub node: u32,
     pub tenant: u32,
@@ -25,7 +25,7 @@ pub struct EvictionLimits {
 
 /// An eviction that was decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EvictionRecord {
+pub(crate) struct EvictionRecord {
     at: u64,
     node: u8,
     /// The first namespace is a tenant's, where the policy has one; all other pods are nobody's.
@@ -34,7 +34,7 @@ pub struct EvictionRecord {
 
 impl Record {
     /// These pods are evicted, as one set.
-    pub fn note_evictions(&mut self, evicted: &[u32]) -> Checked {
+    pub(crate) fn note_evictions(&mut self, evicted: &[u32]) -> Checked {
         if let Some(why) = self.exceeded_by(evicted) {
             return Err(format!("{evicted:?} are evicted, and {why}"));
         }
@@ -53,7 +53,7 @@ impl Record {
     }
 
     /// Another policy has come into force. Without tenants all pods are nobody's, and what was evicted stays that.
-    pub fn note_tenants(&mut self) {
+    pub(crate) fn note_tenants(&mut self) {
         self.minute_reserved.clear();
         if self.rules.tenant_limit.is_none() {
             self.evictions.iter_mut().for_each(|eviction| eviction.is_of_tenant = false);
@@ -97,7 +97,7 @@ impl Record {
     /// Pods on a node that may be evicted for the pod now, and without which it fits there, where that is simple to see: no earlier
     /// reservation, no group, no budget, no limit of its tenant, no spare GPUs, nothing that becomes free by itself, and nobody for
     /// whom the limits are reserved.
-    pub fn enough_victims(&mut self, pod: u32, node: u8, tally: &mut DecisionTally) -> Option<Vec<u32>> {
+    pub(crate) fn enough_victims(&mut self, pod: u32, node: u8, tally: &mut DecisionTally) -> Option<Vec<u32>> {
         let is_in_doubt = self.pods[pod as usize].was_kept
             || self.is_closed(node)
             || self.age_of(node) == Age::Expired
@@ -138,7 +138,7 @@ impl Record {
     }
 
     /// For a pod that needs more evictions than a minute has, nothing is evicted for others for a while.
-    pub fn reserve_minute(&mut self, pod: u32) {
+    pub(crate) fn reserve_minute(&mut self, pod: u32) {
         let until = self.now + RESERVED_FOR;
         self.minute_reserved.retain(|(known, _)| *known != pod);
         self.minute_reserved.push((pod, until));
@@ -164,7 +164,7 @@ impl Record {
     }
 
     /// The list of a node's GPUs gains some only as often as it may.
-    pub fn check_gains(&self, node: u8) -> Checked {
+    pub(crate) fn check_gains(&self, node: u8) -> Checked {
         let gains = &self.nodes[usize::from(node)].gains;
         let allowed = |since: u64| GAINS_AT_ONCE + (self.now - since) / GAIN_EVERY;
         let taken = |place: usize| (gains.len() - place) as u64;

@@ -13,7 +13,7 @@ pub type Checked = Result<(), String>;
 
 /// What filter or prioritize answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SeenNodes {
+pub(crate) struct SeenNodes {
     /// Best first.
     pub passed: Vec<Place>,
     /// Places among the names that were asked about, with the reason's code.
@@ -22,7 +22,7 @@ pub struct SeenNodes {
 
 /// What bind answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SeenBind {
+pub(crate) enum SeenBind {
     Write { place: Place, granted: u64, fraction: u16, is_new: bool },
     AlreadyBound,
     Conflict(&'static str),
@@ -56,7 +56,7 @@ impl Record {
     }
 
     /// Whether the pod would fit on the node if it had nothing there.
-    pub fn fits_anew(&mut self, pod: u32, node: u8) -> bool {
+    pub(crate) fn fits_anew(&mut self, pod: u32, node: u8) -> bool {
         let views = match self.nodes[usize::from(node)].here.contains(&pod) {
             true => self.views_without(node, Some(pod)),
             false => self.views(node),
@@ -65,7 +65,7 @@ impl Record {
     }
 
     /// A place that was answered has GPUs that the pod may take now.
-    pub fn check_place(
+    pub(crate) fn check_place(
         &mut self,
         pod: u32,
         place: Place,
@@ -114,7 +114,7 @@ impl Record {
     }
 
     /// `asked` are the nodes by name; `None` for a name that no node has.
-    pub fn check_filter(
+    pub(crate) fn check_filter(
         &mut self,
         pod: u32,
         asked: &[Option<u8>],
@@ -197,7 +197,7 @@ impl Record {
         Err(format!("of {} nodes {passed} pass and {refused} are refused for pod {pod}", distinct.len()))
     }
 
-    pub fn check_bind(&mut self, pod: u32, node: u8, seen: &SeenBind, tally: &mut DecisionTally) -> Checked {
+    pub(crate) fn check_bind(&mut self, pod: u32, node: u8, seen: &SeenBind, tally: &mut DecisionTally) -> Checked {
         match (self.told(pod), seen) {
             (KnownState::Bound(place, _), SeenBind::AlreadyBound) if place.node == node => Ok(()),
             (KnownState::Bound(place, _), SeenBind::Conflict("bound-elsewhere")) if place.node != node => {
@@ -273,13 +273,13 @@ impl Record {
     }
 
     /// An answer of preempt that names victims.
-    pub fn check_preemption(&mut self, pod: u32, place: Place, evictions: &Evictions) -> Checked {
+    pub(crate) fn check_preemption(&mut self, pod: u32, place: Place, evictions: &Evictions) -> Checked {
         self.check_evictions(pod, place.node, evictions, self.rules.violates_budgets)?;
         self.check_room(pod, place, &evictions.all())
     }
 
     /// A place that the planner found.
-    pub fn check_plan(&mut self, pod: u32, place: Place, evictions: &Evictions) -> Checked {
+    pub(crate) fn check_plan(&mut self, pod: u32, place: Place, evictions: &Evictions) -> Checked {
         if self.told(pod) != KnownState::Waiting || self.kept(pod).is_some() {
             return Err(format!("the planner places pod {pod}, which does not wait"));
         }

@@ -9,7 +9,7 @@ use super::limits::EvictionRecord;
 use super::rules::{FRESH, PolicyRules, STALE, START_GATE};
 
 /// GPUs of one node, by bit. A node has at most eight.
-pub type Mask = u8;
+pub(crate) type Mask = u8;
 pub const MOST_GPUS: usize = 8;
 pub const GIB: u64 = 1 << 30;
 
@@ -44,7 +44,7 @@ pub struct Place {
 
 /// What the core knows of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KnownState {
+pub(crate) enum KnownState {
     Nothing,
     Waiting,
     /// A Binding was answered, and may be on its way.
@@ -64,14 +64,14 @@ pub struct Kept {
 
 /// Bindings of a pod that may land.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OpenWrites {
+pub(crate) struct OpenWrites {
     pub under_way: u32,
     /// When the last one began of which it is open whether it was written.
     pub may_land: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
-pub struct PodRecord {
+pub(crate) struct PodRecord {
     pub spec: PodSpec,
     pub told: KnownState,
     /// It is being deleted: when its grace ends.
@@ -93,7 +93,7 @@ pub struct PodRecord {
 
 /// What a GPU is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hardware {
+pub(crate) struct Hardware {
     pub total: u64,
     /// VRAM that pods may have.
     pub capacity: u64,
@@ -102,14 +102,14 @@ pub struct Hardware {
 
 /// What an agent measured of a node.
 #[derive(Debug, Clone, Default)]
-pub struct ReadingRecord {
+pub(crate) struct ReadingRecord {
     pub sampled: u64,
     /// By GPU; `None` for one that it does not list.
     pub gpus: [Option<GpuReadingRecord>; MOST_GPUS],
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct GpuReadingRecord {
+pub(crate) struct GpuReadingRecord {
     pub used: Option<u64>,
     pub attributed: Vec<(u32, u64)>,
     /// KV cache in per cent, and requests that wait.
@@ -125,7 +125,7 @@ pub enum Age {
 }
 
 #[derive(Debug, Clone)]
-pub struct NodeRecord {
+pub(crate) struct NodeRecord {
     pub hardware: Vec<Hardware>,
     /// GPUs that the core knows, and those of them that take pods.
     pub listed: Mask,
@@ -269,7 +269,7 @@ impl Record {
         }
     }
 
-    pub fn set_told(&mut self, pod: u32, told: KnownState) {
+    pub(crate) fn set_told(&mut self, pod: u32, told: KnownState) {
         self.edit(pod, |entry| entry.told = told);
     }
 
@@ -282,7 +282,7 @@ impl Record {
     }
 
     /// The pod is shown as bound, or its Binding was answered.
-    pub fn note_bound(&mut self, pod: u32, place: Place) {
+    pub(crate) fn note_bound(&mut self, pod: u32, place: Place) {
         let now = self.now;
         match self.told(pod) {
             KnownState::Nothing => self.known.push(pod),
@@ -311,7 +311,7 @@ impl Record {
     }
 
     /// The Binding of an assumed pod was not written.
-    pub fn note_unbound(&mut self, pod: u32) {
+    pub(crate) fn note_unbound(&mut self, pod: u32) {
         if let KnownState::Assumed(place) = self.told(pod) {
             self.edit(pod, |entry| {
                 (entry.told, entry.starting, entry.offered) = (KnownState::Waiting, None, Some(place.node));
@@ -320,7 +320,7 @@ impl Record {
     }
 
     /// The pod is gone.
-    pub fn note_gone(&mut self, pod: u32) {
+    pub(crate) fn note_gone(&mut self, pod: u32) {
         let told = self.told(pod);
         if told == KnownState::Nothing {
             return;
@@ -336,7 +336,7 @@ impl Record {
         self.edit(pod, |entry| (entry.told, entry.kept, entry.starting) = (KnownState::Nothing, None, None));
     }
 
-    pub fn touch_all(&mut self) {
+    pub(crate) fn touch_all(&mut self) {
         self.nodes.iter_mut().for_each(|node| node.views = None);
     }
 
@@ -421,7 +421,7 @@ impl Record {
     }
 
     /// How far the node's reading may be believed.
-    pub fn age_of(&self, node: u8) -> Age {
+    pub(crate) fn age_of(&self, node: u8) -> Age {
         self.nodes[usize::from(node)].age(self.now)
     }
 
@@ -431,7 +431,7 @@ impl Record {
     }
 
     /// Whether the core knows all the GPUs of a reservation.
-    pub fn is_resolved(&self, kept: &Kept) -> bool {
+    pub(crate) fn is_resolved(&self, kept: &Kept) -> bool {
         kept.place.gpus & !self.nodes[usize::from(kept.place.node)].listed == 0
     }
 
@@ -453,7 +453,7 @@ impl Record {
     }
 
     /// Whether it is certain what the core knows of the node's GPUs.
-    pub fn is_certain(&self, node: u8) -> bool {
+    pub(crate) fn is_certain(&self, node: u8) -> bool {
         let entry = &self.nodes[usize::from(node)];
         !entry.is_kept_back
             && entry.here.iter().filter_map(|pod| self.kept(*pod)).all(|kept| self.is_resolved(kept))
@@ -484,7 +484,7 @@ impl Record {
     }
 
     /// What a pod takes on these GPUs.
-    pub fn vram_on(&self, spec: &PodSpec, place: Place) -> u64 {
+    pub(crate) fn vram_on(&self, spec: &PodSpec, place: Place) -> u64 {
         let hardware = &self.nodes[usize::from(place.node)].hardware;
         each(place.gpus).map(|gpu| spec.charge(hardware[gpu].capacity)).sum()
     }

@@ -15,21 +15,21 @@ pub const CLASSES: [&str; 5] = ["serving", "batch", "scratch", "solo", "other"];
 /// Namespaces; the first is a tenant's, where the policy has one.
 pub const NAMESPACES: [&str; 2] = ["team", "free"];
 /// Values of the label by which budgets select pods.
-pub const APPS: [&str; 3] = ["a0", "a1", "a2"];
+pub(crate) const APPS: [&str; 3] = ["a0", "a1", "a2"];
 
 /// How long an engine keeps others from starting beside it. The least and the most are the same, so that no prediction counts.
-pub const START_GATE: u64 = 20_000;
+pub(crate) const START_GATE: u64 = 20_000;
 /// How long a reservation lasts beyond the grace of its victims.
-pub const SLACK: u64 = 30_000;
+pub(crate) const SLACK: u64 = 30_000;
 /// Ages in milliseconds from which a reading is stale, and has expired.
 pub const FRESH: u64 = 5_000;
 pub const STALE: u64 = 30_000;
 /// Per cent of a GPU that no pod gets, and that is held back without a fresh reading.
-pub const HEADROOM: u64 = 10;
-pub const MARGIN: u64 = 5;
+pub(crate) const HEADROOM: u64 = 10;
+pub(crate) const MARGIN: u64 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClassRules {
+pub(crate) struct ClassRules {
     pub engine: bool,
     pub is_preemptible: bool,
     /// In milliseconds.
@@ -43,7 +43,7 @@ pub struct ClassRules {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PolicyRules {
+pub(crate) struct PolicyRules {
     pub classes: [ClassRules; CLASSES.len()],
     /// Free GPUs that preemptible pods may not take.
     pub spare: u32,

@@ -15,7 +15,7 @@ pub struct Evictions {
 
 /// What pods that leave use beyond their grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leftover {
+pub(crate) enum Leftover {
     IsGivenBack,
     Stays,
 }
@@ -34,7 +34,7 @@ impl Record {
     }
 
     /// Whether a pod that is not in a group, or all of whose group leaves, may be evicted for another.
-    pub fn may_be_evicted(&self, victim: u32, preemptor: u32) -> Result<(), &'static str> {
+    pub(crate) fn may_be_evicted(&self, victim: u32, preemptor: u32) -> Result<(), &'static str> {
         let (entry, spec) = (&self.pods[victim as usize], self.spec(preemptor));
         let rules = self.rules.class(entry.spec.class);
         let KnownState::Bound(_, since) = entry.told else { return Err("is not bound") };
@@ -66,7 +66,7 @@ impl Record {
         spec.namespace == 0
     }
 
-    pub fn check_evictions(
+    pub(crate) fn check_evictions(
         &self,
         pod: u32,
         node: u8,
@@ -146,7 +146,7 @@ impl Record {
     }
 
     /// Whether the pod would fit on the node without all pods that may be evicted by themselves, which no group or budget keeps.
-    pub fn fits_by_evictions(&mut self, pod: u32, node: u8, offered: &[u32]) -> bool {
+    pub(crate) fn fits_by_evictions(&mut self, pod: u32, node: u8, offered: &[u32]) -> bool {
         let goes = |victim: &u32| {
             let spec = self.spec(*victim);
             let budget = self.budgets[usize::from(spec.namespace)][usize::from(spec.app)];
@@ -164,7 +164,7 @@ impl Record {
     }
 
     /// What is left of a node's GPUs once these pods have left, for a pod that has nothing there.
-    pub fn views_after(
+    pub(crate) fn views_after(
         &self,
         node: u8,
         pod: u32,

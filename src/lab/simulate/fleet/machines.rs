@@ -186,7 +186,7 @@ impl Machines {
     }
 
     /// The shortest start that any free GPUs offer the pod now; `None` if no node has enough of them.
-    pub fn shortest_start(&self, spec: &PodSpec) -> Option<Millis> {
+    pub(crate) fn shortest_start(&self, spec: &PodSpec) -> Option<Millis> {
         self.all.iter().filter_map(|machine| machine.shortest_start(spec, &self.speeds)).min()
     }
 }
@@ -231,7 +231,7 @@ impl Machine {
     }
 
     /// The files were read: they are on the disk, and in memory as far as there is room, before those that were read earlier.
-    pub fn read_files(&mut self, model: &ModelId, weights: Bytes) {
+    pub(crate) fn read_files(&mut self, model: &ModelId, weights: Bytes) {
         self.disk.insert(model.clone(), weights);
         self.page_cache.retain(|(cached, _)| cached != model);
         self.page_cache.push((model.clone(), weights));
@@ -310,7 +310,7 @@ impl Machine {
     }
 
     /// An engine goes to sleep on the GPUs of its pod, which ends; the one that has slept longest ends if host memory is short.
-    pub fn put_to_sleep(&mut self, sleeper: Sleeper, host_memory: Bytes) {
+    pub(crate) fn put_to_sleep(&mut self, sleeper: Sleeper, host_memory: Bytes) {
         self.sleepers.push(sleeper);
         while self.sleepers.iter().map(|one| one.weights).sum::<Bytes>() > host_memory {
             self.sleepers.remove(0);

@@ -68,27 +68,27 @@ pub enum Act {
 
 /// What is on its way.
 #[derive(Debug, Clone, Copy)]
-pub enum Envelope<'a> {
+pub(crate) enum Envelope<'a> {
     ToScheduler(&'a Message),
     FromScheduler(&'a Act),
 }
 
 /// What becomes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     Arrives { after: Millis },
     Lost,
     Twice { after: Millis, again_after: Millis },
 }
 
 /// Decides what becomes of messages.
-pub trait Fates {
+pub(crate) trait Fates {
     fn fate_of(&mut self, now: Moment, envelope: Envelope<'_>) -> Fate;
 }
 
 /// Every message arrives at once.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Reliable;
+pub(crate) struct Reliable;
 
 impl Fates for Reliable {
     fn fate_of(&mut self, _: Moment, _: Envelope<'_>) -> Fate {

@@ -102,7 +102,7 @@ impl<'s, T> Stage<'s, T> {
         Self::with_fates(machines, scheduler, Box::new(Reliable), seed)
     }
 
-    pub fn with_fates(
+    pub(crate) fn with_fates(
         machines: Machines,
         mut scheduler: Box<dyn FleetScheduler + 's>,
         fates: Box<dyn Fates + 's>,
@@ -189,7 +189,7 @@ impl<'s, T> Stage<'s, T> {
     }
 
     /// How busy the pod's engine is, from the next report on.
-    pub fn set_load(&mut self, uid: &PodUid, load: EngineLoad) {
+    pub(crate) fn set_load(&mut self, uid: &PodUid, load: EngineLoad) {
         let bound = self.pods.get(uid).and_then(|pod| pod.bound.as_ref());
         let node = bound.map(|bound| bound.node.clone());
         if self.loads.insert(uid.clone(), load) != Some(load) {

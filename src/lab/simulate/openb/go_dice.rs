@@ -15,7 +15,7 @@ const TABLE_STEPS: u64 = 7_800_000_000_000;
 
 type GoWords = [u64; LENGTH];
 
-pub struct GoDice {
+pub(crate) struct GoDice {
     words: GoWords,
     tap: usize,
     feed: usize,
@@ -64,7 +64,7 @@ impl GoDice {
     }
 
     /// Of 63 bits.
-    pub fn int63(&mut self) -> u64 {
+    pub(crate) fn int63(&mut self) -> u64 {
         self.tap = self.tap.checked_sub(1).unwrap_or(LENGTH - 1);
         self.feed = self.feed.checked_sub(1).unwrap_or(LENGTH - 1);
         let word = self.words[self.feed].wrapping_add(self.words[self.tap]);
@@ -102,7 +102,7 @@ impl GoDice {
     }
 
     /// `0..count` in some order.
-    pub fn permutation(&mut self, count: usize) -> Vec<usize> {
+    pub(crate) fn permutation(&mut self, count: usize) -> Vec<usize> {
         let mut list = vec![0; count];
         for place in 0..count {
             let other = self.below(place as u32 + 1);

@@ -4,7 +4,7 @@
 //! their results ([`published`]). The simulations are not known here.
 
 pub mod built_in;
-pub mod go_dice;
+pub(crate) mod go_dice;
 pub mod published;
 mod rows;
 
@@ -31,7 +31,7 @@ pub fn variant_of(file: &str) -> Option<&str> {
 }
 
 /// A whole GPU, in the trace's own measure.
-pub const WHOLE_GPU: u32 = 1000;
+pub(crate) const WHOLE_GPU: u32 = 1000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {

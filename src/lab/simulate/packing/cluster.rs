@@ -81,7 +81,7 @@ impl SimulatedCluster {
         self.allocated += kind.milli_gpus();
     }
 
-    pub fn give_back(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
+    pub(crate) fn give_back(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
         self.nodes[seat.node].give_back(kind, seat.gpus);
         self.allocated -= kind.milli_gpus();
     }
@@ -106,12 +106,12 @@ impl SimulatedNode {
     }
 
     /// Whether kube-scheduler's own filters accept the node: of GPUs they only know the model.
-    pub fn is_accepted(&self, kind: &PodKind) -> bool {
+    pub(crate) fn is_accepted(&self, kind: &PodKind) -> bool {
         kind.models[self.model] && kind.cpu <= self.cpu && kind.memory <= self.memory && self.slots > 0
     }
 
     /// Whether enough single GPUs have the free capacity.
-    pub fn has_gpus(&self, kind: &PodKind) -> bool {
+    pub(crate) fn has_gpus(&self, kind: &PodKind) -> bool {
         kind.gpus == 0 || self.roomy(kind).nth(kind.gpus as usize - 1).is_some()
     }
 

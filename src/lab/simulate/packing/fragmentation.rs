@@ -114,7 +114,7 @@ impl TypicalShape {
 
 /// The whole cluster's fragmentation, maintained node by node.
 #[derive(Debug, Clone)]
-pub struct Fragments<'t> {
+pub(crate) struct Fragments<'t> {
     typical: &'t Typical,
     by_node: Vec<u64>,
     /// Thousandths of GPUs, summed over all pods that the typical ones represent.

@@ -21,7 +21,7 @@
 //! use, [`bound`] the upper bounds of allocation, [`report`] the comparison.
 
 pub mod arrivals;
-pub mod baseline;
+pub(crate) mod baseline;
 pub mod bound;
 pub mod churn;
 pub mod cluster;
@@ -37,7 +37,8 @@ pub mod trace;
 
 pub use arrivals::Arrivals;
 pub use bound::AllocationBound;
-pub use churn::{OfferedLoad, Rejections, churn};
+pub use churn::{OfferedLoad, churn};
+pub use churn::Rejections;
 pub use fragmentation::Typical;
 pub use policy::PlayedPolicy;
 pub use replay::{Replay, replay};

@@ -7,7 +7,7 @@ use super::placer::{Placer, PodArrival};
 use super::trace::PlayedTrace;
 use std::collections::BTreeMap;
 
-pub struct PackingRun<'s> {
+pub(crate) struct PackingRun<'s> {
     setting: &'s PlayedTrace,
     pub cluster: SimulatedCluster,
     /// Absent if fragmentation is not measured.
@@ -18,7 +18,7 @@ pub struct PackingRun<'s> {
 
 /// A placed pod, and its victims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ArrivalOutcome {
+pub(crate) struct ArrivalOutcome {
     /// The node's rank; `None` if it did not fit.
     pub node: Option<usize>,
     /// As indices of the setting's pods.

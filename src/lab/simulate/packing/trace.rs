@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuModel, NodeName};
 
 /// What a kubelet takes by default (`maxPods`); no trace's node comes near it.
-pub const POD_SLOTS: u32 = 110;
+pub(crate) const POD_SLOTS: u32 = 110;
 
 /// A trace, parsed once and simulated many times.
 #[derive(Debug, Clone)]

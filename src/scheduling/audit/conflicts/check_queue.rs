@@ -23,13 +23,13 @@ impl CheckQueue {
     }
 
     /// Schedules a check of the node at that time, and cancels earlier ones.
-    pub fn add_at(&mut self, node: &NodeName, at: Moment) {
+    pub(crate) fn add_at(&mut self, node: &NodeName, at: Moment) {
         self.drop_later(node);
         self.later.insert((at, node.clone()));
         self.later_of.insert(node.clone(), at);
     }
 
-    pub fn drop_later(&mut self, node: &NodeName) {
+    pub(crate) fn drop_later(&mut self, node: &NodeName) {
         if let Some(at) = self.later_of.remove(node) {
             self.later.remove(&(at, node.clone()));
         }

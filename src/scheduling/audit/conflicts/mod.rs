@@ -22,7 +22,9 @@ mod gpu_conflict;
 mod remedy;
 
 pub use audited_pod::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
-pub use gpu_conflict::{GpuConflict, GpuConflictKind, Party, PartyRole};
+pub use gpu_conflict::{GpuConflict, GpuConflictKind};
+pub(crate) use gpu_conflict::PartyRole;
+pub(crate) use gpu_conflict::Party;
 pub use remedy::ConflictVictim;
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
@@ -39,7 +41,7 @@ impl GpuConflictKind {
     /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two bound pods
     /// overlap there only if they did in fact; a check between two events of a node's report is ruled out all the same.
     /// Reservations are ended by writes that may have to be repeated.
-    pub fn stands_for(self) -> Millis {
+    pub(crate) fn stands_for(self) -> Millis {
         match self {
             Self::Overcommitted | Self::ExclusiveShared | Self::UnknownGpu => Millis::seconds(2),
             Self::ReservationsOverlap | Self::ReservationOverBound => Millis::seconds(10),
@@ -49,7 +51,7 @@ impl GpuConflictKind {
 
 /// The greatest number of nodes that one round checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AuditPace {
+pub(crate) struct AuditPace {
     /// Of the nodes that changed. The others wait for the next round.
     pub changed: usize,
     /// Of the other nodes, in turn.
@@ -108,7 +110,7 @@ pub struct AuditRound {
 }
 
 impl Conflicts {
-    pub fn with_pace(pace: AuditPace) -> Self {
+    pub(crate) fn with_pace(pace: AuditPace) -> Self {
         Self { pace, ..Self::default() }
     }
 

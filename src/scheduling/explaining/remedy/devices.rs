@@ -7,7 +7,7 @@ use crate::explaining::nodes::NodeOutline;
 use crate::placing::fit::{Misfit, check_node_admission};
 use crate::vocabulary::device_plugin::{Ask, PluginResource, PluginShare};
 
-pub fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+pub(crate) fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let Ask::Plugin { resource, count } = &facts.demand().ask else { return Vec::new() };
     let all = [fewer(facts, resource, *count), free_some(facts, outline, resource, *count)];
     all.into_iter().flatten().collect()

@@ -10,7 +10,9 @@ mod request;
 pub(super) mod sentence;
 mod victims;
 
-pub use impasse::{Impasse, ImpasseKind, impasse};
+pub use impasse::impasse;
+pub use impasse::ImpasseKind;
+pub(crate) use impasse::Impasse;
 
 use super::explanation::{OthersPart, PodVerdict, ShareAmount};
 use super::facts::Facts;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Numbers of GPUs that engines can be split over: heads and layers are powers of two more often than not.
 const COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
-pub fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange> {
+pub(crate) fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange> {
     // It is unknown how much of a GPU a device is.
     let asks_vram = !facts.demand().asks_plugin();
     let all = asks_vram.then(|| [ask_less(facts), other_count(facts), share(facts)]);
@@ -105,7 +105,7 @@ pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource,
 }
 
 /// The same pod with another priority.
-pub fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
+pub(crate) fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
     let traits = PodTraits { priority, ..(*demand.traits).clone() };
     reclassified(Demand { priority, may_preempt: true, ..demand.clone() }, traits, policy)
 }

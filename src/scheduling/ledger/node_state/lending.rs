@@ -24,7 +24,8 @@ mod told;
 mod wakes;
 
 pub(super) use lent::may_borrow;
-pub use told::{LoanStage, PodLoan};
+pub use told::LoanStage;
+pub(crate) use told::PodLoan;
 pub use wakes::WakeStatus;
 
 use super::unaccounted_vram::observation;

@@ -20,7 +20,8 @@ mod unaccounted_vram;
 
 pub(crate) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
-pub use lending::{LoanStage, PodLoan, WakeStatus};
+pub use lending::{LoanStage, WakeStatus};
+pub(crate) use lending::PodLoan;
 
 use super::pod_states::PodStates;
 use super::start_samples::StartSample;

@@ -18,7 +18,7 @@ use super::exact;
 use serde::{Deserialize, Serialize};
 
 /// Parts into which a GPU is divided. A finer grid distinguishes nothing in real demand, and its cost grows by the square.
-pub const GRID: usize = 100;
+pub(crate) const GRID: usize = 100;
 /// A figure below this is rounding noise.
 const EPSILON: f64 = 1e-9;
 /// Far more steps than a problem of that size takes. If they run out, the duals are scaled, and are feasible all the same.
@@ -26,7 +26,7 @@ const STEPS_PER_SIZE: usize = 50;
 
 /// A size in hundredths of a GPU, rounded up, and how many of it are wanted, in any unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WantedSize {
+pub(crate) struct WantedSize {
     pub size: usize,
     pub count: f64,
 }
@@ -34,7 +34,7 @@ pub struct WantedSize {
 /// U(r), in GPUs, for each r from 0 to [`GRID`] hundredths. Never decreases; no free VRAM has the value 0, and a whole GPU has
 /// the value 1, whatever the demand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ValueCurve(#[serde(with = "exact")] [f64; GRID + 1]);
+pub(crate) struct ValueCurve(#[serde(with = "exact")] [f64; GRID + 1]);
 
 /// One way to cut a GPU: the count of each size.
 type Cut = Vec<u8>;

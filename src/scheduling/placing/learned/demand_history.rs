@@ -125,7 +125,7 @@ impl DemandHistory {
     }
 
     /// Changes the number of demand shapes that are remembered.
-    pub fn set_window(&mut self, window: u16) {
+    pub(crate) fn set_window(&mut self, window: u16) {
         self.window = usize::from(window).max(1);
         while self.latest.len() > self.window {
             self.forget_oldest();
@@ -148,7 +148,7 @@ impl DemandHistory {
     }
 
     /// Records the end of a pod that had a place.
-    pub fn depart(&mut self) {
+    pub(crate) fn depart(&mut self) {
         if let Some(latest) = self.latest.back_mut() {
             latest.departures += 1;
             self.departures += 1;
@@ -156,7 +156,7 @@ impl DemandHistory {
     }
 
     /// Records that a pod with this request was refused and is gone.
-    pub fn turn_away(&mut self, vram: Bytes) {
+    pub(crate) fn turn_away(&mut self, vram: Bytes) {
         if let Some(latest) = self.latest.back_mut() {
             latest.turned_away += vram;
             self.turned_away += vram;
@@ -164,7 +164,7 @@ impl DemandHistory {
     }
 
     /// The same history, while refused pods with this total request wait.
-    pub fn with_waiting(self, vram: Bytes) -> Self {
+    pub(crate) fn with_waiting(self, vram: Bytes) -> Self {
         Self { waiting: vram, ..self }
     }
 
@@ -198,7 +198,7 @@ impl DemandHistory {
     }
 
     /// The number of pods that ended, per arrival.
-    pub fn departures_per_arrival(&self) -> f64 {
+    pub(crate) fn departures_per_arrival(&self) -> f64 {
         self.departures as f64 / self.latest.len().max(1) as f64
     }
 

@@ -25,7 +25,7 @@ const MOST: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct GpuBlock {
+pub(crate) struct GpuBlock {
     pub gpus: usize,
     /// The CPU that a pod for this block wants beside them, in thousandths of a core.
     #[serde(with = "exact")]

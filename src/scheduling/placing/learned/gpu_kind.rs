@@ -54,7 +54,7 @@ pub fn hundredths(part: f64) -> usize {
 }
 
 /// The share of a capacity that a demand shape takes; `None` if it is too large for it.
-pub fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
+pub(crate) fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
     let share = demand_shape.per_gpu.0 as f64 / capacity.0.max(1) as f64;
     match demand_shape.sharing {
         _ if demand_shape.per_gpu > capacity => None,
@@ -83,7 +83,7 @@ pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
 
 /// Amounts of CPU that distinguish recent pods, in thousandths of a core, sorted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct CpuLevels(#[serde(with = "exact")] Vec<f64>);
+pub(crate) struct CpuLevels(#[serde(with = "exact")] Vec<f64>);
 
 impl CpuLevels {
     pub fn of(demand_history: &DemandHistory) -> Self {
@@ -107,7 +107,7 @@ impl CpuLevels {
     }
 
     /// How many of the levels this much CPU serves.
-    pub fn served_by(&self, cpu: f64) -> usize {
+    pub(crate) fn served_by(&self, cpu: f64) -> usize {
         self.0.partition_point(|level| *level <= cpu)
     }
 
@@ -128,7 +128,7 @@ impl CpuLevels {
 
 /// The share of recent pods that a GPU of one kind could serve, by CPU level of the node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct ServableShare {
+pub(crate) struct ServableShare {
     /// By how many hundredths are free.
     #[serde(with = "exact")]
     by_part: Vec<[f64; GRID + 1]>,
@@ -174,12 +174,12 @@ impl ServableShare {
     }
 
     /// The part of that share that multi-GPU pods make up.
-    pub fn in_groups(&self, level: usize, whole: u32) -> f64 {
+    pub(crate) fn in_groups(&self, level: usize, whole: u32) -> f64 {
         self.by_group.get(level).map_or(0.0, |row| row[GROUPS.min(whole as usize)])
     }
 }
 
-pub fn may_run_on(demand_shape: &DemandShape, model: &GpuModel) -> bool {
+pub(crate) fn may_run_on(demand_shape: &DemandShape, model: &GpuModel) -> bool {
     demand_shape.models.is_empty() || demand_shape.models.contains(model)
 }
 
@@ -195,7 +195,7 @@ fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
 }
 
 /// A GPU's free VRAM for the next pod: none if the GPU accepts no pods.
-pub fn free_for_others(gpu: &Gpu) -> Bytes {
+pub(crate) fn free_for_others(gpu: &Gpu) -> Bytes {
     let is_open = gpu.health == crate::vocabulary::gpu::Health::Healthy && !gpu.exclusive;
     if is_open { gpu.free() } else { Bytes::ZERO }
 }

@@ -20,7 +20,7 @@ const OF_THOSE_THAT_FIT: f64 = 0.8;
 
 /// What recent pods request of one resource beside their GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct HostDemand {
+pub(crate) struct HostDemand {
     /// Amount of the resource per GPU.
     #[serde(with = "exact")]
     per_gpu: f64,
@@ -63,7 +63,7 @@ impl HostDemand {
 
     /// The part of free GPU capacity of this value that `free` of the resource cannot serve, in GPUs.
     #[inline]
-    pub fn wasted(self, packing_model: f64, free: f64) -> f64 {
+    pub(crate) fn wasted(self, packing_model: f64, free: f64) -> f64 {
         let shortfall = self.per_gpu * packing_model - free;
         // Most nodes have plenty, and thousands are asked. A value of zero, or below it by a rounding error, ends here, too.
         if shortfall <= 0.0 && shortfall * shortfall >= self.far * packing_model {

@@ -17,21 +17,22 @@
 //! A [`PackingModel`] is immutable and made off the request path. It never looks ahead; and as long as too few pods were seen, it
 //! is empty, and places are scored by best fit. Nothing here counts allocations: that is the ledger's task, in whole bytes.
 
-pub mod cutting_stock;
+pub(crate) mod cutting_stock;
 pub mod demand_history;
 mod exact;
-pub mod gpu_blocks;
-pub mod gpu_kind;
-pub mod host_demand;
+pub(crate) mod gpu_blocks;
+pub(crate) mod gpu_kind;
+pub(crate) mod host_demand;
 mod learn;
 pub mod node_summary;
-pub mod packing_cost;
-pub mod potential_weights;
+pub(crate) mod packing_cost;
+pub(crate) mod potential_weights;
 
 pub use demand_history::{DemandHistory, DemandShape, EVERY};
-pub use node_summary::{GpuGroup, NodeSummary};
+pub(crate) use node_summary::NodeSummary;
+pub(crate) use node_summary::GpuGroup;
 pub(super) use packing_cost::LearnedPacking;
-pub use packing_cost::NodeGpus;
+pub(crate) use packing_cost::NodeGpus;
 
 use gpu_blocks::GpuBlock;
 use gpu_kind::{CpuLevels, GpuKind};
@@ -67,12 +68,12 @@ impl PackingModel {
         self.generation
     }
 
-    pub fn with_generation(self, generation: u64) -> Self {
+    pub(crate) fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
     }
 
     /// The number of arrivals when it was learned.
-    pub fn learned_at(&self) -> u64 {
+    pub(crate) fn learned_at(&self) -> u64 {
         self.learned_at
     }
 

@@ -97,7 +97,7 @@ impl PackingModel {
 }
 
 impl NodeSummary {
-    pub fn gpu_groups(&self) -> &[GpuGroup] {
+    pub(crate) fn gpu_groups(&self) -> &[GpuGroup] {
         &self.gpu_groups
     }
 
@@ -141,7 +141,7 @@ impl FreePart {
     }
 
     /// What this demand leaves free on a GPU of this kind.
-    pub fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
+    pub(crate) fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
         let free = match demand.sharing {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
             Sharing::Exclusive => 0.0,

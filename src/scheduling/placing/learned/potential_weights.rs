@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Factors of the potential's parts; see [`super::packing_cost`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct PotentialWeights {
+pub(crate) struct PotentialWeights {
     /// κ: the part wasted by a lack of CPU and memory.
     #[serde(with = "exact")]
     pub host_demand: f64,

@@ -38,7 +38,7 @@ const OPERATORS: [&str; 19] = [
 ];
 
 /// The walk over a compiled expression: names, fields, functions, kind, and cost.
-pub struct ExpressionCheck<'a> {
+pub(crate) struct ExpressionCheck<'a> {
     text: &'a str,
     program: &'a Program,
     /// Names that loops around the present place have given, and how large their values are.

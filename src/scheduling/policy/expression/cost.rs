@@ -7,7 +7,7 @@ use crate::vocabulary::classification::PodTraits;
 use cel::common::ast::{CallExpr, Expr, LiteralValue};
 
 /// Steps at worst: some milliseconds, once per kind of pod.
-pub const MAX_STEPS: u64 = 10_000;
+pub(crate) const MAX_STEPS: u64 = 10_000;
 /// Bytes at worst.
 pub const MAX_BYTES: u64 = 4 << 20;
 
@@ -31,7 +31,7 @@ pub struct Cost {
 
 /// How large a value may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ValueSize {
+pub(crate) struct ValueSize {
     pub bytes: u64,
     /// Of a list: how many items it has, and how large the largest may be.
     pub items: u64,
@@ -40,7 +40,7 @@ pub struct ValueSize {
 
 /// A part of an expression: what it costs, and what it gives.
 #[derive(Debug, Clone, Copy)]
-pub struct ExpressionPart {
+pub(crate) struct ExpressionPart {
     pub cost: Cost,
     pub size: ValueSize,
 }
@@ -59,13 +59,13 @@ pub fn is_within_bounds(pod: &PodTraits) -> bool {
 impl ValueSize {
     /// A number, or true or false.
     pub const SMALL: Self = Self::of_text(8);
-    pub const OF_POD: Self = Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
+    pub(crate) const OF_POD: Self = Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
 
     const fn of_text(bytes: u64) -> Self {
         Self { bytes, items: 0, item: bytes }
     }
 
-    pub fn of_literal(literal: &LiteralValue) -> Self {
+    pub(crate) fn of_literal(literal: &LiteralValue) -> Self {
         match literal {
             LiteralValue::String(text) => Self::of_text(text.inner().len() as u64),
             LiteralValue::Bytes(_) => Self::of_text(super::LONGEST as u64),
@@ -74,7 +74,7 @@ impl ValueSize {
     }
 
     /// One item of a list.
-    pub fn of_item(list: Self) -> Self {
+    pub(crate) fn of_item(list: Self) -> Self {
         Self { bytes: list.item, items: list.item / PER_ITEM, item: list.item }
     }
 
@@ -107,7 +107,7 @@ impl ValueSize {
 }
 
 /// How large a field of a pod, or a label, may be; a part of anything else is no larger than the whole.
-pub fn size_within(whole: &Expr, field: &str, part: ExpressionPart) -> ValueSize {
+pub(crate) fn size_within(whole: &Expr, field: &str, part: ExpressionPart) -> ValueSize {
     match whole {
         Expr::Ident(name) if name == "pod" => match field {
             "labels" => ValueSize::of_text(LABELS),
@@ -148,7 +148,7 @@ impl ExpressionPart {
         part
     }
 
-    pub fn giving(self, size: ValueSize) -> Self {
+    pub(crate) fn giving(self, size: ValueSize) -> Self {
         Self { size, ..self }
     }
 

@@ -8,7 +8,7 @@ use cel::common::ast::{CallExpr, Expr, LiteralValue};
 use std::fmt;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ValueKind {
+pub(crate) enum ValueKind {
     Bool,
     Whole,
     Unsigned,

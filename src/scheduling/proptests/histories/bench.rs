@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 /// A ledger beside a plain record of what was allocated, and of what the API server would show.
 #[derive(Clone)]
-pub struct LedgerHistory {
+pub(crate) struct LedgerHistory {
     pub ledger: Ledger,
     now: Moment,
     /// What Stowage itself allocated: pod → (devices, amount on each, exclusive).
@@ -319,7 +319,7 @@ impl LedgerHistory {
 
     /// `free = total − reserved − headroom − Σ max(allocated, attributed) − unaccounted`, for nodes whose reading is fresh. A pod
     /// that has ended counts with all it had where it is attributed anything.
-    pub fn check_free(&mut self) {
+    pub(crate) fn check_free(&mut self) {
         let entries: Vec<(PodUid, PodState)> =
             self.ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
         for node in self.ledger.snapshot().nodes() {
@@ -407,7 +407,7 @@ impl LedgerHistory {
     }
 
     /// No GPU is overallocated, and an exclusive GPU has one pod only.
-    pub fn check_promises(&self) {
+    pub(crate) fn check_promises(&self) {
         let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
         for (devices, amount, alone) in self.promised.values() {
             devices.iter().for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));

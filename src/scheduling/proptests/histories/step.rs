@@ -16,7 +16,7 @@ pub use crate::testkit::numbered::{key, node_name, uid};
 
 /// A step that can happen to a ledger.
 #[derive(Debug, Clone)]
-pub enum LedgerStep {
+pub(crate) enum LedgerStep {
     Arrive(u8, u64, u32, Sharing, i32),
     /// A pod that requests devices of a plugin.
     ArriveForDevices(u8, u32, i32),
@@ -82,7 +82,7 @@ pub fn loading(demand: Demand) -> Demand {
 
 /// The one thing in which a demand differs from another.
 #[derive(Debug, Clone, Copy)]
-pub enum DemandChange {
+pub(crate) enum DemandChange {
     KvCache(u64),
     Weights(u64),
     Cpu(u64),
@@ -92,7 +92,7 @@ pub enum DemandChange {
     Priority(i32),
 }
 
-pub fn demand_change() -> impl Strategy<Value = DemandChange> {
+pub(crate) fn demand_change() -> impl Strategy<Value = DemandChange> {
     prop_oneof![
         3 => (1u64..40).prop_map(DemandChange::KvCache),
         1 => (1u64..200).prop_map(DemandChange::Weights),

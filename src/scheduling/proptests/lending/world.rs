@@ -400,7 +400,7 @@ impl World {
     }
 
     /// Everything that is under way comes to its end.
-    pub fn come_to_rest(&mut self) {
+    pub(crate) fn come_to_rest(&mut self) {
         for _ in 0..6 {
             (0..PODS).for_each(|pod| self.watch(pod));
             self.settle();

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A cluster, and every input that it was given, as text.
-pub struct RecordedCluster {
+pub(crate) struct RecordedCluster {
     pub(in crate::verbs) cluster: Cluster,
     pub(in crate::verbs) inputs: Vec<String>,
     /// What was decided, as text.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// The longest name for which the pod's annotations have a place: the prefix of a key, at most 253 bytes long, ends with
 /// `.container.stowage.dev`.
-pub const LONGEST_CONTAINER_NAME: usize = 253 - ".container.stowage.dev".len();
+pub(crate) const LONGEST_CONTAINER_NAME: usize = 253 - ".container.stowage.dev".len();
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "Recorded")]

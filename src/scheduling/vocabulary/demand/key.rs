@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// All of a demand that fit and score may read. Of two demands with equal keys, every node gives both the same GPUs and the same
 /// score. What depends on the pod beyond that (its tenant's limit, its right to preempt) is not in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DemandKey {
+pub(crate) struct DemandKey {
     ask: Ask,
     per_gpu: Bytes,
     gpus: u32,

@@ -282,7 +282,7 @@ fn computed() -> Duration {
 
 impl PublishedFleet {
     /// The events that lead here from the view of that number; `None` if they are not all kept.
-    pub fn changes_since(&self, number: u64) -> Option<Vec<Bytes>> {
+    pub(crate) fn changes_since(&self, number: u64) -> Option<Vec<Bytes>> {
         if number == self.number {
             return Some(Vec::new());
         }

@@ -61,7 +61,7 @@ pub async fn index(headers: HeaderMap) -> Response {
     sent(0, &headers)
 }
 
-pub async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Response {
+pub(crate) async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Response {
     match all().skip(1).position(|file| file.name == name) {
         Some(place) => sent(place + 1, &headers),
         None => (StatusCode::NOT_FOUND, "the page has no such file\n").into_response(),

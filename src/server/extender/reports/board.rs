@@ -114,7 +114,7 @@ impl Board {
     }
 
     /// Whether the node's latest report says so.
-    pub fn has_legacy_runtime(&self, node: &NodeName) -> bool {
+    pub(crate) fn has_legacy_runtime(&self, node: &NodeName) -> bool {
         self.places.get(node).is_some_and(|place| place.legacy_runtime)
     }
 
@@ -126,7 +126,7 @@ impl Board {
     }
 
     /// The engines of every node, in no order. Figures that are older than `stale` count as none.
-    pub fn engine_samples(&self, now: Moment, stale: Millis) -> Vec<EngineSample> {
+    pub(crate) fn engine_samples(&self, now: Moment, stale: Millis) -> Vec<EngineSample> {
         let mut samples = Vec::new();
         // One entry at a time, so that reports are not blocked for long.
         for node in self.names() {
@@ -156,7 +156,7 @@ impl Board {
     }
 
     /// Whether so many nodes were added that some may be gone.
-    pub fn is_to_be_tidied(&self) -> bool {
+    pub(crate) fn is_to_be_tidied(&self) -> bool {
         self.places.len().max(self.origins.len()) >= self.tidy_at.load(Ordering::Relaxed)
     }
 

@@ -72,7 +72,7 @@ impl Bodies {
     }
 
     /// Ends when a body that has room must give it up: it has had its time, and another waits.
-    pub async fn turn_ends(&self) -> BadRequest {
+    pub(crate) async fn turn_ends(&self) -> BadRequest {
         tokio::time::sleep(TURN_TIME).await;
         // The sender lives as long as this.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;

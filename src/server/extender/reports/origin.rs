@@ -13,7 +13,7 @@ use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node::NodeIdentity;
 
 /// How long reports of an agent that has ended may still come. Agents give one up after a second, and its head has ten to arrive.
-pub const MAX_LATE: Millis = Millis::seconds(30);
+pub(crate) const MAX_LATE: Millis = Millis::seconds(30);
 /// A Node that is older by this replica's wall clock has replaced no machine within [`MAX_LATE`], even if the clock is some way off.
 const LONG_AGO: i64 = 120;
 

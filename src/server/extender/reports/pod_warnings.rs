@@ -16,7 +16,7 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
 /// node's previous report.
-pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
+pub(crate) fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
         metrics.report_missing.with_label_values(&[missing.part.label()]).inc();
@@ -65,7 +65,7 @@ fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<
 }
 
 /// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.
-pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport, lost_after: Millis) {
+pub(crate) fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport, lost_after: Millis) {
     let Some(gpus) = report.gpus.as_deref() else { return };
     let lost: Vec<(&Device, String)> =
         before.iter().filter_map(|device| Some((device, loss(device, gpus, lost_after)?))).collect();
@@ -83,7 +83,7 @@ pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport, lo
 }
 
 /// Counts engines that woke over VRAM that they had lent, and records Events on their pods.
-pub fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
+pub(crate) fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
     for uid in woken {
         extender.service.metrics.lending.wakes.with_label_values(&["unasked"]).inc();
         let Some(entry) = bound_to(extender, node, &uid).filter(|_| extender.service.leadership.is_leading())

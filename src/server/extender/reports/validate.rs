@@ -86,7 +86,7 @@ pub fn devices(report: &NodeReport, lost_after: Millis) -> Option<Vec<Device>> {
 }
 
 /// Whether the agent left no GPU out because it could not read it.
-pub fn lists_all_gpus(report: &NodeReport) -> bool {
+pub(crate) fn lists_all_gpus(report: &NodeReport) -> bool {
     report.gpus.is_some() && report.missing.iter().all(|missing| missing.part != ReportPart::Gpus)
 }
 

@@ -278,7 +278,7 @@ fn answer(
 }
 
 /// An answer's body, with a guard that lasts until the body is written or abandoned.
-pub struct GuardedBody<T> {
+pub(crate) struct GuardedBody<T> {
     body: Body,
     _lasts: T,
 }

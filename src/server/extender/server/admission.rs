@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub struct ConnectionAdmission {
+pub(crate) struct ConnectionAdmission {
     per_source: usize,
     in_all: usize,
     places: Mutex<ConnectionSlots>,
@@ -28,7 +28,7 @@ struct ConnectionSlots {
 
 /// A connection's slot, held as long as this exists.
 #[derive(Debug)]
-pub struct ConnectionSlot {
+pub(crate) struct ConnectionSlot {
     admission: Arc<ConnectionAdmission>,
     pub peer: Arc<Peer>,
 }

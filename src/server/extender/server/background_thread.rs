@@ -39,7 +39,7 @@ where
 
 /// Call it on such a thread between two pieces of work: threads that wait for this core run now, and not at the kernel's next
 /// tick.
-pub fn give_way() {
+pub(crate) fn give_way() {
     std::thread::yield_now();
 }
 

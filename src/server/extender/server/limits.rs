@@ -65,7 +65,7 @@ impl ConnectionLimits {
 }
 
 /// Raises this process' limit of descriptors as far as allowed, and returns it; `None` for no limit.
-pub fn raise_descriptors() -> Option<u64> {
+pub(crate) fn raise_descriptors() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     if before.current != before.maximum {
         let raised = Rlimit { current: before.maximum, maximum: before.maximum };

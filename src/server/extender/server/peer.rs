@@ -72,7 +72,7 @@ const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// How expendable a connection is when a newer one needs its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum EvictionOrder {
+pub(crate) enum EvictionOrder {
     /// It has had its time to send a whole head, and has not.
     Unproven,
     /// Idle between two requests, or so new that its first may be on its way.
@@ -82,7 +82,7 @@ pub enum EvictionOrder {
 }
 
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     pub source: IpAddr,
     /// Another connection has its slot.
     pub displaced: CancellationToken,
@@ -121,7 +121,7 @@ impl Peer {
     }
 
     /// The handshake, if there was one, is done.
-    pub fn note_connected(&self) {
+    pub(crate) fn note_connected(&self) {
         self.enter(PeerStage::Silent);
     }
 
@@ -159,7 +159,7 @@ impl Peer {
     }
 
     /// Records a request in progress until its answer is written or abandoned.
-    pub fn begin_request(self: &Arc<Self>) -> Underway {
+    pub(crate) fn begin_request(self: &Arc<Self>) -> Underway {
         let mut state = self.state.lock();
         (state.stage, state.since, state.is_proven) = (PeerStage::Request, Instant::now(), true);
         Underway(self.clone())
@@ -193,7 +193,7 @@ impl Peer {
 
 /// A request in progress; its connection is idle when this is dropped.
 #[derive(Debug)]
-pub struct Underway(Arc<Peer>);
+pub(crate) struct Underway(Arc<Peer>);
 
 impl Drop for Underway {
     fn drop(&mut self) {
@@ -202,14 +202,14 @@ impl Drop for Underway {
 }
 
 #[derive(Debug)]
-pub enum PeerStream {
+pub(crate) enum PeerStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// A stream that records each step.
 #[derive(Debug)]
-pub struct TimedStream {
+pub(crate) struct TimedStream {
     stream: PeerStream,
     peer: Arc<Peer>,
 }

@@ -8,13 +8,13 @@ use stowage_kubernetes_objects::port::{BindOutcome, ControlPlaneError};
 
 /// A request that failed, or whose result is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiFailure {
+pub(crate) struct ApiFailure {
     pub why: FailureCause,
     pub message: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FailureCause {
+pub(crate) enum FailureCause {
     /// 404, or a patch that names a UID found another pod of that name.
     Gone,
     /// 409: a conflicting write; for requests with a UID as precondition also another UID.
@@ -33,7 +33,7 @@ pub enum FailureCause {
 
 impl ApiFailure {
     /// Disruption budgets refuse an eviction.
-    pub fn is_of_budgets(&self) -> bool {
+    pub(crate) fn is_of_budgets(&self) -> bool {
         matches!(self.why, FailureCause::Budget { .. } | FailureCause::SeveralBudgets)
     }
 }

@@ -14,7 +14,7 @@ use stowage_scheduling::ids::{LeaderEpoch, PodKey, PodUid};
 const RESERVATION_ENDED: &str = "ReservationEnded";
 
 /// A strategic merge patch: conditions merge by type, and fields that are not named stay.
-pub fn status_patch(
+pub(crate) fn status_patch(
     pod: &PodKey,
     uid: &PodUid,
     change: &StatusChange,
@@ -45,7 +45,7 @@ pub fn status_patch(
     json!({ "metadata": { "uid": uid }, "status": status })
 }
 
-pub fn scheduling_gate_patch(uid: &PodUid) -> Value {
+pub(crate) fn scheduling_gate_patch(uid: &PodUid) -> Value {
     json!({ "metadata": { "uid": uid }, "spec": objects::without_our_gate() })
 }
 

@@ -13,7 +13,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
-pub enum IssueError {
+pub(crate) enum IssueError {
     #[error("no certificate could be made: {0}")]
     Make(#[from] rcgen::Error),
     #[error("the certificate that was made cannot be read: {0}")]
@@ -23,7 +23,7 @@ pub enum IssueError {
 }
 
 /// A CA that lasts so long from now.
-pub fn new_ca(now: Timestamp, lifetime: Duration) -> Result<Ca, IssueError> {
+pub(crate) fn new_ca(now: Timestamp, lifetime: Duration) -> Result<Ca, IssueError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut params = ca_params(&key);
     set_validity(&mut params, end(now, lifetime));
@@ -32,7 +32,7 @@ pub fn new_ca(now: Timestamp, lifetime: Duration) -> Result<Ca, IssueError> {
 }
 
 /// A serving certificate that lasts so long from now, but no longer than its CA.
-pub fn new_serving(
+pub(crate) fn new_serving(
     ca: &Ca,
     names: &[String],
     now: Timestamp,
@@ -52,7 +52,7 @@ pub fn new_serving(
 }
 
 /// When a serving certificate that is made now ends.
-pub fn serving_end(ca: &CaCertificate, now: Timestamp, lifetime: Duration) -> Timestamp {
+pub(crate) fn serving_end(ca: &CaCertificate, now: Timestamp, lifetime: Duration) -> Timestamp {
     end(now, lifetime).min(ca.not_after)
 }
 
@@ -74,7 +74,7 @@ fn subject(key: &KeyPair) -> String {
 }
 
 /// The common name of the CA with this key.
-pub fn subject_of(key: &PrivateKey) -> Option<String> {
+pub(crate) fn subject_of(key: &PrivateKey) -> Option<String> {
     KeyPair::from_pem(&key.0).ok().map(|key| subject(&key))
 }
 

@@ -87,7 +87,7 @@ impl Ca {
         Ok(Self { certificate, key })
     }
 
-    pub fn can_sign(&self) -> bool {
+    pub(crate) fn can_sign(&self) -> bool {
         self.key.is_some()
     }
 }

@@ -36,7 +36,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// The annotation of a Secret that Stowage writes, with the value `managed`.
-pub const MANAGED: &str = "stowage.dev/certificates";
+pub(crate) const MANAGED: &str = "stowage.dev/certificates";
 /// How long the next CA has been published, at least.
 const PUBLISHED_FOR: &str = "stowage.dev/next-ca-published-for";
 /// Until when a certificate of a CA before this one may be in use.

@@ -31,7 +31,7 @@ pub enum Step {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SecretChange {
+pub(crate) enum SecretChange {
     /// The first CA and a certificate of it: no agent trusts another yet.
     Fill,
     /// Another CA, which signs nothing yet. What is published stays so.

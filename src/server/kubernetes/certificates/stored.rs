@@ -17,7 +17,7 @@ const CA: &str = "ca.crt";
 
 /// What a Secret is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SecretState {
+pub(crate) enum SecretState {
     /// It has no data: Stowage fills it.
     Empty,
     /// Stowage's own.
@@ -28,7 +28,7 @@ pub enum SecretState {
 
 /// What a Secret of Stowage's own has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Managed {
+pub(crate) struct Managed {
     pub signing: Option<Ca>,
     pub next: Option<Ca>,
     /// How long the next CA has been published, at least; `None` until it was found there.
@@ -138,13 +138,13 @@ fn annotation<'a>(secret: &'a Secret, key: &str) -> Option<&'a str> {
 }
 
 /// The certificates that a ConfigMap publishes.
-pub fn read_bundle(config_map: &ConfigMap) -> Vec<CaCertificate> {
+pub(crate) fn read_bundle(config_map: &ConfigMap) -> Vec<CaCertificate> {
     let text = config_map.data.as_ref().and_then(|data| data.get(CA));
     text.map(|text| CaCertificate::bundle(text.as_bytes()).0).unwrap_or_default()
 }
 
 /// The ConfigMap with this bundle in it. What else it has stays.
-pub fn write_bundle(mut config_map: ConfigMap, bundle: &[&CaCertificate]) -> ConfigMap {
+pub(crate) fn write_bundle(mut config_map: ConfigMap, bundle: &[&CaCertificate]) -> ConfigMap {
     let data: &mut BTreeMap<String, String> = config_map.data.get_or_insert_default();
     data.insert(CA.into(), bundle.iter().map(|ca| &*ca.pem).collect());
     config_map

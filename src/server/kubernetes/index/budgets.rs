@@ -8,13 +8,13 @@ use stowage_scheduling::verbs::observe::{BudgetDeleted, BudgetObserved, BudgetsV
 use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 
 impl ClusterIndex {
-    pub fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+    pub(crate) fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
         let Some(budget) = objects::budget(budget) else { return };
         self.unlisted_budgets.remove(&(budget.namespace.clone(), budget.name.clone()));
         service.cluster().apply(BudgetObserved(budget));
     }
 
-    pub fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+    pub(crate) fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
         if let Some(budget) = objects::budget(budget) {
             service
                 .cluster()
@@ -23,18 +23,18 @@ impl ClusterIndex {
     }
 
     /// The same for budgets.
-    pub fn expect_budgets(&mut self, term: u64) {
+    pub(crate) fn expect_budgets(&mut self, term: u64) {
         self.budgets_list.expect(term);
     }
 
-    pub fn begin_budgets(&mut self, service: &Service) {
+    pub(crate) fn begin_budgets(&mut self, service: &Service) {
         let ledger = service.cluster();
         let named = ledger.budgets().iter().map(|budget| (budget.namespace.clone(), budget.name.clone()));
         self.unlisted_budgets = named.collect();
     }
 
     /// Ends the list: these are all budgets.
-    pub fn end_budgets(&mut self, service: &Service) {
+    pub(crate) fn end_budgets(&mut self, service: &Service) {
         let mut ledger = service.cluster();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
             ledger.apply(BudgetDeleted { namespace: namespace.clone(), name: name.clone() });
@@ -44,7 +44,7 @@ impl ClusterIndex {
     }
 
     /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted.
-    pub fn forbid_budgets(&mut self, service: &Service) {
+    pub(crate) fn forbid_budgets(&mut self, service: &Service) {
         self.budgets_list.is_complete = true;
         service.cluster().apply(BudgetsVisible(BudgetVisibility::Forbidden));
     }

@@ -48,12 +48,12 @@ impl PodsShown {
 
 impl ClusterIndex {
     /// The takeover up to which it knows what happened to pods.
-    pub fn pods_caught_up(&self) -> u64 {
+    pub(crate) fn pods_caught_up(&self) -> u64 {
         self.pods_shown.caught_up
     }
 
     /// Whether it knows what happened to pods by this takeover, or the list that is in progress will show it.
-    pub fn will_know_pods_of(&self, takeover: u64) -> bool {
+    pub(crate) fn will_know_pods_of(&self, takeover: u64) -> bool {
         self.pods_shown.caught_up >= takeover || self.pods_shown.listed_after >= takeover
     }
 
@@ -63,12 +63,12 @@ impl ClusterIndex {
     }
 
     /// A list of pods has ended, and none is in progress.
-    pub fn has_listed_pods(&self) -> bool {
+    pub(crate) fn has_listed_pods(&self) -> bool {
         self.pods_list.is_complete && !self.is_listing_pods
     }
 
     /// Once a pod is shown with this resourceVersion or a later one, it knows what had happened to pods by this takeover.
-    pub fn expect_pods_up_to(&mut self, takeover: u64, version: u64) {
+    pub(crate) fn expect_pods_up_to(&mut self, takeover: u64, version: u64) {
         self.pods_shown.awaited = Some(Awaited { takeover, version });
         self.note_pods_complete();
     }

@@ -22,6 +22,6 @@ pub fn read(service: &Service, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
 }
 
 /// If the policy moves no pods, requirements of successors are not needed.
-pub fn may_move(service: &Service, pod: &Pod) -> bool {
+pub(crate) fn may_move(service: &Service, pod: &Pod) -> bool {
     objects::asks_for_vram(pod) && service.policy().planning.consolidation.is_some()
 }

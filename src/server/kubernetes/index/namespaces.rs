@@ -10,31 +10,31 @@ use stowage_scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved}
 
 impl ClusterIndex {
     /// The same for namespaces.
-    pub fn expect_namespaces(&mut self, term: u64) {
+    pub(crate) fn expect_namespaces(&mut self, term: u64) {
         self.namespaces_list.expect(term);
     }
 
-    pub fn begin_namespaces(&mut self) {
+    pub(crate) fn begin_namespaces(&mut self) {
         self.listed_namespaces.clear();
     }
 
     /// One of a list, which counts as a whole at its end.
-    pub fn list_namespace(&mut self, metadata: &ObjectMeta) {
+    pub(crate) fn list_namespace(&mut self, metadata: &ObjectMeta) {
         self.listed_namespaces.extend(named(metadata));
     }
 
     /// These are all namespaces, at the end of the list.
-    pub fn listed_namespaces(&mut self) -> NamespaceLabels {
+    pub(crate) fn listed_namespaces(&mut self) -> NamespaceLabels {
         std::mem::take(&mut self.listed_namespaces)
     }
 
     /// The cluster has the labels of all of them.
-    pub fn end_namespaces(&mut self) {
+    pub(crate) fn end_namespaces(&mut self) {
         self.namespaces_list.is_complete = true;
     }
 
     /// Nothing shows them any more, unless a policy asks for them again.
-    pub fn forget_namespaces(&mut self, service: &Service) {
+    pub(crate) fn forget_namespaces(&mut self, service: &Service) {
         if service.forget_namespaces() {
             self.namespaces_list.is_complete = false;
             self.listed_namespaces.clear();
@@ -42,7 +42,7 @@ impl ClusterIndex {
     }
 
     /// The term since which every namespace has been seen once; `None` before that and during a list.
-    pub fn namespaces_since(&self) -> Option<u64> {
+    pub(crate) fn namespaces_since(&self) -> Option<u64> {
         self.namespaces_list.is_complete.then_some(self.namespaces_list.term)
     }
 }

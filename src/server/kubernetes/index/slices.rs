@@ -16,7 +16,7 @@ const MAX_EVENTS: usize = 256;
 
 impl ClusterIndex {
     /// Applies a slice's present state. Returns Events for pods whose GPUs are published from now on.
-    pub fn apply_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
+    pub(crate) fn apply_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
         let Some((name, slice)) = objects::device_slice(slice) else { return Vec::new() };
         self.unlisted_slices.remove(&name);
         let mut cluster = service.cluster();
@@ -24,22 +24,22 @@ impl ClusterIndex {
         events(&cluster, &published)
     }
 
-    pub fn delete_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
+    pub(crate) fn delete_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
         let Some(name) = slice.metadata.name.as_deref() else { return Vec::new() };
         remove(service, &name.into())
     }
 
     /// The same for slices.
-    pub fn expect_slices(&mut self, term: u64) {
+    pub(crate) fn expect_slices(&mut self, term: u64) {
         self.slices_list.expect(term);
     }
 
-    pub fn begin_slices(&mut self, service: &Service) {
+    pub(crate) fn begin_slices(&mut self, service: &Service) {
         self.unlisted_slices = service.cluster().slice_names().cloned().collect();
     }
 
     /// Ends the list: these are all slices.
-    pub fn end_slices(&mut self, service: &Service) -> Vec<PodEvent> {
+    pub(crate) fn end_slices(&mut self, service: &Service) -> Vec<PodEvent> {
         let gone = std::mem::take(&mut self.unlisted_slices);
         let events = gone.iter().flat_map(|name| remove(service, name)).collect();
         self.slices_list.is_complete = true;
@@ -47,7 +47,7 @@ impl ClusterIndex {
     }
 
     /// The API server has no ResourceSlices. What an earlier list showed stays.
-    pub fn lack_slices(&mut self) {
+    pub(crate) fn lack_slices(&mut self) {
         self.slices_list.is_complete = true;
     }
 }

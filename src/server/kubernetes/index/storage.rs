@@ -7,7 +7,7 @@ use stowage_scheduling::kube_filters::StorageKind;
 use stowage_scheduling::verbs::storage::{StorageDeleted, StorageObserved};
 
 impl ClusterIndex {
-    pub fn apply_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
+    pub(crate) fn apply_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
         let Some(name) = object.known_as() else { return };
         if let Some(unlisted) = self.unlisted_storage.get_mut(&K::KIND) {
             unlisted.remove(&name);
@@ -15,20 +15,20 @@ impl ClusterIndex {
         service.cluster().apply(StorageObserved { name, object: object.object() });
     }
 
-    pub fn delete_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
+    pub(crate) fn delete_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
         if let Some(name) = object.known_as() {
             service.cluster().apply(StorageDeleted { kind: K::KIND, name });
         }
     }
 
     /// Begins a list of all objects of one kind.
-    pub fn begin_storage(&mut self, service: &Service, kind: StorageKind) {
+    pub(crate) fn begin_storage(&mut self, service: &Service, kind: StorageKind) {
         let known = service.cluster().kube_filters().storage_names(kind);
         self.unlisted_storage.insert(kind, known.into_iter().collect());
     }
 
     /// Ends it: objects that were known when it began and are not in it are gone.
-    pub fn end_storage(&mut self, service: &Service, kind: StorageKind) {
+    pub(crate) fn end_storage(&mut self, service: &Service, kind: StorageKind) {
         for name in self.unlisted_storage.remove(&kind).unwrap_or_default() {
             service.cluster().apply(StorageDeleted { kind, name });
         }

@@ -10,7 +10,7 @@ use stowage_scheduling::planning::WaitReason;
 
 impl ClusterIndex {
     /// The next of them in order of UID, after a given one or from the first, at most this many.
-    pub fn unplannable_pods_after(
+    pub(crate) fn unplannable_pods_after(
         &self,
         after: Option<&PodUid>,
         limit: usize,

@@ -18,7 +18,7 @@ const DURATION: Millis = Millis::seconds(DURATION_SECONDS as u64);
 const RESIGNED_SECONDS: i32 = 1;
 
 #[derive(Debug)]
-pub struct LeaseCandidate {
+pub(crate) struct LeaseCandidate {
     /// Unique to this process; a replica of the same name has another.
     identity: String,
     succession: Succession,
@@ -79,7 +79,7 @@ impl LeaseCandidate {
     }
 
     /// Gives the Lease up. Returns what to write if this replica holds it.
-    pub fn resign(&mut self, lease: &LeaseSpec) -> Option<LeaseSpec> {
+    pub(crate) fn resign(&mut self, lease: &LeaseSpec) -> Option<LeaseSpec> {
         (self.until, self.term) = (None, None);
         let is_ours = lease.holder_identity.as_deref() == Some(self.identity.as_str());
         // As client-go releases it: without a holder, and expiring at once.

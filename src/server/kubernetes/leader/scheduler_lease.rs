@@ -13,7 +13,7 @@ use crate::service::Tenure;
 use stowage_scheduling::units::Moment;
 
 #[derive(Debug)]
-pub struct SchedulerLease {
+pub(crate) struct SchedulerLease {
     /// The prefix of its identity `<hostname>_<uuid>`; the containers of a pod share the hostname.
     hostname: String,
     succession: Succession,

@@ -7,7 +7,7 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// How long the predecessor's writes can land, and what makes this leader's epoch unique.
 #[derive(Debug, Clone)]
-pub struct Succession {
+pub(crate) struct Succession {
     /// How long after it began a write can land at the latest.
     landing: Millis,
     /// Of this process.
@@ -20,12 +20,12 @@ impl Succession {
     }
 
     /// When no write can land any more of a leader that may have renewed a Lease of this duration until `renewed`.
-    pub fn after_a_renewal_at(&self, renewed: Moment, duration: Millis) -> Moment {
+    pub(crate) fn after_a_renewal_at(&self, renewed: Moment, duration: Millis) -> Moment {
         self.after_a_last_send_at(renewed + safe_duration(duration))
     }
 
     /// The same for a leader that began its last write at `sent` or before.
-    pub fn after_a_last_send_at(&self, sent: Moment) -> Moment {
+    pub(crate) fn after_a_last_send_at(&self, sent: Moment) -> Moment {
         sent + self.landing
     }
 

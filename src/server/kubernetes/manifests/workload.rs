@@ -5,7 +5,7 @@ use super::{MAX_PODS, ManifestError};
 use serde_json::{Value, json};
 
 /// Pods of one template, by their names.
-pub struct PodTemplate {
+pub(crate) struct PodTemplate {
     /// A Pod without a name.
     pub pod: Value,
     pub names: Vec<String>,
@@ -20,7 +20,7 @@ pub enum Made {
 }
 
 /// The pods that an object of this kind makes.
-pub fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, ManifestError> {
+pub(crate) fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, ManifestError> {
     let spec = object.get("spec").unwrap_or(&Value::Null);
     let name =
         ["/metadata/name", "/metadata/generateName"].iter().find_map(|at| object.pointer(at)?.as_str());

@@ -68,7 +68,7 @@ impl Planner {
 
     /// Handles pods whose conditions show a reservation that this leader did not make: a late write of an earlier leader. A pod
     /// that has a reservation of this leader gets its condition written again.
-    pub fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
+    pub(crate) fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
             let ledger = self.service.cluster();
             let Some(entry) = ledger.pod_state(&uid) else { continue };

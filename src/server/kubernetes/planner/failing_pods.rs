@@ -13,7 +13,7 @@ use stowage_scheduling::units::{Millis, Moment};
 const PAUSES: Backoff = Backoff { first: Millis::seconds(60), longest: Millis::seconds(1800) };
 
 #[derive(Debug, Default)]
-pub struct FailingPods {
+pub(crate) struct FailingPods {
     /// The pods of the present run.
     in_run: Vec<PodUid>,
     /// Sets of pods of runs that failed, in one of which is a pod on which planning fails. The last is planned next.
@@ -24,7 +24,7 @@ pub struct FailingPods {
 
 /// What becomes of the pods that are due.
 #[derive(Debug, Default)]
-pub struct ChosenPods {
+pub(crate) struct ChosenPods {
     pub to_plan: Vec<PendingPod>,
     /// Their turns come later.
     pub put_back: Vec<PodUid>,
@@ -58,14 +58,14 @@ impl FailingPods {
     }
 
     /// The run has a plan.
-    pub fn run_ended(&mut self) {
+    pub(crate) fn run_ended(&mut self) {
         for uid in self.in_run.drain(..) {
             self.failing.remove(&uid);
         }
     }
 
     /// The run has failed. Answers its pods, and whether planning fails on the one that it had.
-    pub fn run_failed(&mut self, now: Moment) -> (Vec<PodUid>, bool) {
+    pub(crate) fn run_failed(&mut self, now: Moment) -> (Vec<PodUid>, bool) {
         let in_run = std::mem::take(&mut self.in_run);
         if let [uid] = &in_run[..] {
             self.failing.entry(uid.clone()).or_default().failed(now, PAUSES, PAUSES.first);

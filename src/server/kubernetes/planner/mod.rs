@@ -57,7 +57,7 @@ use stowage_scheduling::planning::PressureWatch;
 use stowage_scheduling::policy::Mode;
 use stowage_scheduling::units::Moment;
 use unplannable_pods::ReleasedPods;
-pub use unplannable_pods::UNPLANNABLE_AT_ONCE;
+pub(crate) use unplannable_pods::UNPLANNABLE_AT_ONCE;
 use waiting_pods::ToldReason;
 use writes::Writes;
 

@@ -22,7 +22,7 @@ use tracing::warn;
 const GIVEN_UP_AFTER: Millis = Millis::seconds(600);
 
 #[derive(Debug)]
-pub struct OrphanedMember {
+pub(crate) struct OrphanedMember {
     key: PodKey,
     group: GroupKey,
     since: Moment,

@@ -19,7 +19,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 /// evicted by it: it restarted, or chose another node.
 const SCHEDULERS_TURN: Millis = Millis::seconds(3);
 /// An accepted eviction shows in the watch; if it does not, it is requested again.
-pub const SHOWS_WITHIN: Millis = Millis::seconds(10);
+pub(crate) const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Pauses between failed attempts.
 pub const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
 /// The time that kube-scheduler may need from the nomination to the Binding: its longest back-off, ten seconds, and the longest
@@ -31,14 +31,14 @@ const NOMINATIONS: u32 = 3;
 /// What a reservation came to nothing by: before others are evicted for the pod again it waits, unless only the victims were the
 /// wrong ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FailedBy {
+pub(crate) enum FailedBy {
     Preemptor,
     Victim,
 }
 
 /// Progress of a reservation beyond what the ledger has. All of it may be lost.
 #[derive(Debug)]
-pub struct ReservationProgress {
+pub(crate) struct ReservationProgress {
     /// Whose progress it is: the pod may have another reservation later.
     reservation: Reservation,
     /// When the planner first saw the reservation.
@@ -94,15 +94,15 @@ impl ReservationProgress {
     }
 
     /// Whether the reservation has this victim.
-    pub fn has_victim(&self, victim: &PodUid) -> bool {
+    pub(crate) fn has_victim(&self, victim: &PodUid) -> bool {
         self.reservation.victims.contains(victim)
     }
 
-    pub fn begin_write(&mut self) {
+    pub(crate) fn begin_write(&mut self) {
         self.is_writing = true;
     }
 
-    pub fn end_write(&mut self) {
+    pub(crate) fn end_write(&mut self) {
         self.is_writing = false;
     }
 
@@ -118,7 +118,7 @@ impl ReservationProgress {
 
     /// The result of nominating the pod. A written nomination shows in the watch, later if the API server is busy; writing it
     /// again would keep it busier.
-    pub fn note_nominated(&mut self, now: Moment, is_ok: bool, is_gated: bool) {
+    pub(crate) fn note_nominated(&mut self, now: Moment, is_ok: bool, is_gated: bool) {
         self.is_writing = false;
         self.nominated_since = (is_ok && is_gated).then_some(now);
         self.was_shown = false;
@@ -127,7 +127,7 @@ impl ReservationProgress {
     }
 
     /// The gate could not be lifted: the pod is nominated again, and its gate lifted after that.
-    pub fn nominate_soon(&mut self, now: Moment) {
+    pub(crate) fn nominate_soon(&mut self, now: Moment) {
         self.nominate_again_at = now + PAUSES.first;
     }
 
@@ -140,7 +140,7 @@ impl ReservationProgress {
     }
 
     /// The node on which the planner placed the pod before kube-scheduler saw it, if the pod was nominated.
-    pub fn placed_on(self) -> Option<NodeName> {
+    pub(crate) fn placed_on(self) -> Option<NodeName> {
         self.placed_on.filter(|_| self.nominations > 0)
     }
 
@@ -150,7 +150,7 @@ impl ReservationProgress {
     }
 
     /// Whether it has been nominated.
-    pub fn waits_to_be_bound(&self) -> bool {
+    pub(crate) fn waits_to_be_bound(&self) -> bool {
         self.nominations > 0
     }
 

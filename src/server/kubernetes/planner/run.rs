@@ -20,7 +20,7 @@ const SHORT: Millis = Millis(200);
 const LONGEST_REST: Millis = Millis::seconds(1);
 
 #[derive(Debug)]
-pub struct PlanningRun {
+pub(crate) struct PlanningRun {
     work: HeavyWork,
     task: Option<JoinHandle<Plan>>,
     begun: PlanBasis,
@@ -32,21 +32,21 @@ pub struct PlanningRun {
 
 /// The ledger state that a run is based on.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct PlanBasis {
+pub(crate) struct PlanBasis {
     pub at: Moment,
     pub generation: u64,
 }
 
 /// The result of a run, and when it began.
 #[derive(Debug)]
-pub struct FinishedPlan {
+pub(crate) struct FinishedPlan {
     pub plan: Plan,
     pub began: PlanBasis,
 }
 
 /// How a run ended.
 #[derive(Debug)]
-pub enum RunEnd {
+pub(crate) enum RunEnd {
     Planned(FinishedPlan),
     /// It was stopped.
     Stopped,

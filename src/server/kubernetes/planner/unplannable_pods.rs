@@ -10,11 +10,11 @@ use stowage_scheduling::units::{Millis, Moment};
 /// The watch soon shows the pod without its gate; if not, the gate is lifted again.
 const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Maximum pods handled in one tick.
-pub const UNPLANNABLE_AT_ONCE: usize = 256;
+pub(crate) const UNPLANNABLE_AT_ONCE: usize = 256;
 
 /// When each pod's gate was lifted, and the last pod handled: the next tick continues after it.
 #[derive(Debug, Default)]
-pub struct ReleasedPods {
+pub(crate) struct ReleasedPods {
     at: BTreeMap<PodUid, Moment>,
     after: Option<PodUid>,
 }
@@ -28,7 +28,7 @@ impl ReleasedPods {
 
 impl Planner {
     /// The UID after which the next unplannable pods begin.
-    pub fn unplannable_pods_after(&self) -> Option<&PodUid> {
+    pub(crate) fn unplannable_pods_after(&self) -> Option<&PodUid> {
         self.released.after.as_ref()
     }
 

@@ -29,7 +29,7 @@ const SWEPT: usize = 512;
 
 /// The last wait reason in a pod's condition.
 #[derive(Debug)]
-pub struct ToldReason {
+pub(crate) struct ToldReason {
     why: Arc<str>,
     at: Moment,
 }

@@ -20,7 +20,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// One write for one pod: at most a read, a request that writes, and for a release the removal of the gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PlannerWrite {
+pub(crate) enum PlannerWrite {
     Status {
         key: PodKey,
         uid: PodUid,
@@ -43,7 +43,7 @@ pub enum PlannerWrite {
 
 /// What a change of a pod's status is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StatusPurpose {
+pub(crate) enum StatusPurpose {
     /// Shows a new reservation while it lasts, before any victim is evicted.
     Reserve { reservation: Reservation },
     /// Nominates the pod to the node of this reservation while it lasts.
@@ -71,7 +71,7 @@ pub enum StatusPurpose {
 
 /// Why a pod is evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EvictionTask {
+pub(crate) enum EvictionTask {
     /// For the reservation of this pod.
     Reservation { preemptor: PodUid },
     /// An engine on its GPU is under pressure.
@@ -86,7 +86,7 @@ pub enum EvictionTask {
 
 /// What became of a write: the API server's answer to it, if it was sent.
 #[derive(Debug)]
-pub enum WriteOutcome {
+pub(crate) enum WriteOutcome {
     Status {
         key: PodKey,
         uid: PodUid,
@@ -118,7 +118,7 @@ impl PlannerWrite {
     }
 
     /// What is known of a write whose task panicked: it may have been made.
-    pub fn broken_off(self) -> WriteOutcome {
+    pub(crate) fn broken_off(self) -> WriteOutcome {
         let message =
             || "the write broke off, which is a defect of Stowage's own: its log says where".to_owned();
         match self {
@@ -140,7 +140,7 @@ impl PlannerWrite {
     }
 
     /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
-    pub fn can_wait(&self) -> bool {
+    pub(crate) fn can_wait(&self) -> bool {
         matches!(
             self,
             Self::Status {
@@ -227,7 +227,7 @@ impl StatusPurpose {
 
     /// Whether it clears the condition of a reservation. If the pod has one by then, that is shown instead: it may be written
     /// already, because the preempt verb does not wait for the planner's writes.
-    pub fn ends_reservation(&self) -> bool {
+    pub(crate) fn ends_reservation(&self) -> bool {
         matches!(self, Self::EndReservation { .. } | Self::EndUnknownReservation | Self::AbandonReservation)
     }
 

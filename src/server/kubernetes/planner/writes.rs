@@ -60,7 +60,7 @@ impl Writes {
     }
 
     /// Whether a write that can wait should be postponed.
-    pub fn are_too_many(&self) -> bool {
+    pub(crate) fn are_too_many(&self) -> bool {
         self.about.len() >= MANY
     }
 
@@ -86,7 +86,7 @@ impl Writes {
     }
 
     /// Drops all writes that wait for another one of their pod.
-    pub fn forget_what_is_to_come(&mut self) {
+    pub(crate) fn forget_what_is_to_come(&mut self) {
         self.next.values_mut().for_each(VecDeque::clear);
     }
 

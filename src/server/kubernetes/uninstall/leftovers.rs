@@ -9,7 +9,7 @@ use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
 
 /// What is to be taken off one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodLeftovers {
+pub(crate) struct PodLeftovers {
     pub key: PodKey,
     pub uid: PodUid,
     /// It has the gate `stowage.dev/plan`.
@@ -40,7 +40,7 @@ impl PodLeftovers {
     }
 
     /// A strategic merge patch of `pods/status`: conditions merge by type.
-    pub fn status_patch(&self) -> Value {
+    pub(crate) fn status_patch(&self) -> Value {
         let gone = |condition: &&str| json!({ "$patch": "delete", "type": condition });
         let mut status = Map::new();
         status.insert("conditions".into(), self.conditions.iter().map(gone).collect());
@@ -51,7 +51,7 @@ impl PodLeftovers {
     }
 
     /// A strategic merge patch of the pod itself.
-    pub fn gate_patch(&self) -> Value {
+    pub(crate) fn gate_patch(&self) -> Value {
         json!({ "metadata": { "uid": self.uid }, "spec": objects::without_our_gate() })
     }
 }
@@ -62,7 +62,7 @@ fn is_pending(pod: &Pod) -> bool {
 
 /// How a pod that asks for VRAM stands once Stowage is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeftState {
+pub(crate) enum LeftState {
     /// It runs, and keeps its GPUs until it ends.
     Running,
     /// No scheduler will place it.
@@ -76,7 +76,7 @@ pub fn stays(pod: &Pod) -> Option<LeftState> {
 }
 
 /// The node, if it advertises VRAM.
-pub fn advertising_node(node: &Node) -> Option<NodeName> {
+pub(crate) fn advertising_node(node: &Node) -> Option<NodeName> {
     let status = node.status.as_ref()?;
     let advertises =
         [&status.capacity, &status.allocatable].into_iter().flatten().any(|list| list.contains_key(VRAM));
@@ -85,7 +85,7 @@ pub fn advertising_node(node: &Node) -> Option<NodeName> {
 
 /// A merge patch of `nodes/status`. The kubelet takes off `allocatable` what `capacity` no longer has; without a kubelet
 /// nobody would.
-pub fn capacity_patch() -> Value {
+pub(crate) fn capacity_patch() -> Value {
     json!({ "status": { "capacity": { VRAM: null }, "allocatable": { VRAM: null } } })
 }
 

@@ -20,7 +20,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// Ends when this replica has begun to lead and the watch of pods does not show that it is up to date. A list that begins from
 /// then on is.
-pub async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &mut SeenCount) {
+pub(crate) async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &mut SeenCount) {
     takeovers.changed().await;
     loop {
         let takeover = takeovers.see();

@@ -15,7 +15,7 @@ type Batch<K> = (Vec<Result<Event<K>>>, Option<oneshot::Sender<()>>);
 
 /// The same events, read by a task of its own. The beginning of a list is handled before the list is requested: pods that come
 /// between the two would be taken for such as the list does not have.
-pub fn read_ahead<K: Send + 'static>(
+pub(crate) fn read_ahead<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Unpin + Send + 'static,
 ) -> impl Stream<Item = Result<Event<K>>> + Unpin {
     let (to, from) = mpsc::channel(1);

@@ -5,11 +5,11 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Resource};
 use stowage_kubernetes_objects::StorageResource;
 
-pub const CLAIMS: &str = "persistentvolumeclaims";
-pub const VOLUMES: &str = "persistentvolumes";
+pub(crate) const CLAIMS: &str = "persistentvolumeclaims";
+pub(crate) const VOLUMES: &str = "persistentvolumes";
 pub const CLASSES: &str = "storageclasses";
 /// All of them are needed to evaluate a pod with claims.
-pub const STORAGE: [&str; 3] = [CLAIMS, VOLUMES, CLASSES];
+pub(crate) const STORAGE: [&str; 3] = [CLAIMS, VOLUMES, CLASSES];
 
 /// The planner evaluates pods with volumes by these. Nothing waits for them: what is not known is not evaluated.
 pub async fn storage<K>(client: Client, feed: WatchFeed, what: &'static str)

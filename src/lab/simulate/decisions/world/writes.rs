@@ -17,7 +17,7 @@ const LATEST_LANDING: u64 = 16_000;
 
 /// A Binding that was written and not answered yet.
 #[derive(Debug, Clone)]
-pub struct OpenWrite {
+pub(crate) struct OpenWrite {
     pod: u32,
     placement: Placement,
     stage: BindingStage,

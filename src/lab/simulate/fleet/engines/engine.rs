@@ -74,17 +74,17 @@ impl Engine {
     }
 
     /// Tokens in the KV cache.
-    pub fn kv_tokens(&self) -> f64 {
+    pub(crate) fn kv_tokens(&self) -> f64 {
         self.prefilling * self.prompt + self.decoding * (self.prompt + self.output / 2.0)
     }
 
     /// The share of the KV cache that is in use.
-    pub fn kv_occupancy(&self) -> f64 {
+    pub(crate) fn kv_occupancy(&self) -> f64 {
         (self.kv_tokens() / self.spec.kv_capacity).clamp(0.0, 1.0)
     }
 
     /// KV tokens that are neither used nor reserved, less what those that wait will take; 0 if the engine takes no requests.
-    pub fn free_kv_tokens(&self, prompt: f64, output: f64) -> f64 {
+    pub(crate) fn free_kv_tokens(&self, prompt: f64, output: f64) -> f64 {
         if self.state != EngineState::Serving {
             return 0.0;
         }
@@ -254,7 +254,7 @@ pub(super) struct Prefill {
 impl Prefill {
     /// From admission to the first token: half of the step under way, a wait for prompts before it (M/D/1), its own tokens, and
     /// the steps of those that decode beside it.
-    pub fn takes_s(&self, prompt: f64, decoding: f64) -> f64 {
+    pub(crate) fn takes_s(&self, prompt: f64, decoding: f64) -> f64 {
         let own_s = prompt / self.rate;
         let under_way_s = decoding.min(1.0) * self.step_s / 2.0;
         let before_s = self.busy / (2.0 * (1.0 - self.busy)) * own_s;

@@ -43,12 +43,12 @@ impl LatencyHistogram {
     }
 
     /// `None` if there was no request.
-    pub fn mean_s(&self) -> Option<f64> {
+    pub(crate) fn mean_s(&self) -> Option<f64> {
         (self.count > 0.0).then(|| self.sum_s / self.count)
     }
 
     /// So large a share of the requests took no longer than this: the upper end of a bucket.
-    pub fn quantile_s(&self, share: f64) -> Option<f64> {
+    pub(crate) fn quantile_s(&self, share: f64) -> Option<f64> {
         let wanted = self.count * share.clamp(0.0, 1.0);
         let mut below = 0.0;
         let met = |(_, requests): &(usize, &f64)| {
@@ -80,7 +80,7 @@ pub struct SloTally {
 
 impl SloTally {
     /// Requests that got their first token.
-    pub fn first_tokens(&mut self, slo: &Slo, ttft_s: f64, requests: f64) {
+    pub(crate) fn first_tokens(&mut self, slo: &Slo, ttft_s: f64, requests: f64) {
         self.ttft.add(ttft_s, requests);
         if ttft_s > slo.ttft_s {
             self.ttft_violations += requests;
@@ -103,7 +103,7 @@ impl SloTally {
     }
 
     /// The share of requests whose first token came in time; 1 if there was none.
-    pub fn attained(&self) -> f64 {
+    pub(crate) fn attained(&self) -> f64 {
         if self.ttft.count() > 0.0 { 1.0 - self.ttft_violations / self.ttft.count() } else { 1.0 }
     }
 }

@@ -14,7 +14,7 @@ pub struct Requests {
 }
 
 /// Tokens in the KV cache for a request that decodes: its prompt and, on average, half of its output.
-pub fn kv_tokens(prompt: f64, output: f64) -> f64 {
+pub(crate) fn kv_tokens(prompt: f64, output: f64) -> f64 {
     (prompt + output / 2.0).max(1.0)
 }
 

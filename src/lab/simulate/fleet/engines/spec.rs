@@ -5,7 +5,7 @@ use stowage_scheduling::units::Bytes;
 
 /// On every GPU: CUDA's context, and activations and graphs for a batch of the default size.
 pub const CONTEXT: Bytes = Bytes::mib(512);
-pub const ACTIVATIONS: Bytes = Bytes::mib(1536);
+pub(crate) const ACTIVATIONS: Bytes = Bytes::mib(1536);
 
 /// One engine: its memory and its speed. How long it takes to become ready is not here: that is a matter of the node it starts on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,13 +59,13 @@ impl EngineSpec {
     }
 
     /// The most of an engine's time that prefill may take: a step has room for so many prompt tokens beside those that decode.
-    pub fn most_prefill(&self, step_s: f64) -> f64 {
+    pub(crate) fn most_prefill(&self, step_s: f64) -> f64 {
         let chunk_s = self.batching.tokens / self.cost.prefill_rate;
         chunk_s / (chunk_s + step_s)
     }
 
     /// Requests of a kind that fit at once.
-    pub fn room_for(&self, prompt: f64, output: f64) -> f64 {
+    pub(crate) fn room_for(&self, prompt: f64, output: f64) -> f64 {
         self.batching.requests.min(self.kv_capacity / super::requests::kv_tokens(prompt, output))
     }
 

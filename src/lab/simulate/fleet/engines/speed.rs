@@ -5,15 +5,15 @@
 use stowage_scheduling::units::Bytes;
 
 /// The share of its data sheet's memory bandwidth that a GPU reaches while it decodes.
-pub const BANDWIDTH_REACHED: f64 = 0.85;
+pub(crate) const BANDWIDTH_REACHED: f64 = 0.85;
 /// The share of its data sheet's dense FLOP/s that it reaches while it prefills.
-pub const FLOPS_REACHED: f64 = 0.58;
+pub(crate) const FLOPS_REACHED: f64 = 0.58;
 /// What every step takes besides the GPU's work: scheduling, launches, sampling.
-pub const STEP_OVERHEAD_S: f64 = 1.5e-3;
+pub(crate) const STEP_OVERHEAD_S: f64 = 1.5e-3;
 /// What tensor parallelism adds to a step for each layer: two all-reduces over NVLink.
-pub const SYNC_PER_LAYER_S: f64 = 55e-6;
+pub(crate) const SYNC_PER_LAYER_S: f64 = 55e-6;
 /// What a request spends outside of the engine's steps until its first token is out: HTTP, tokenisation, streaming.
-pub const FIRST_TOKEN_OVERHEAD_S: f64 = 0.02;
+pub(crate) const FIRST_TOKEN_OVERHEAD_S: f64 = 0.02;
 
 /// A GPU's data sheet, dense and without sparsity. Several GPUs of an engine are linked by NVLink.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,14 +65,14 @@ impl GpuSpeed {
         flops: 312e12,
         batching: Batching::SMALL,
     };
-    pub const A100_PCIE: Self = Self {
+    pub(crate) const A100_PCIE: Self = Self {
         name: "A100-PCIe-80GB",
         memory: Bytes::gib(80),
         bandwidth: 1.935e12,
         flops: 312e12,
         batching: Batching::SMALL,
     };
-    pub const A100_40GB: Self = Self {
+    pub(crate) const A100_40GB: Self = Self {
         name: "A100-SXM-40GB",
         memory: Bytes::gib(40),
         bandwidth: 1.555e12,
@@ -81,7 +81,7 @@ impl GpuSpeed {
     };
 
     /// The same GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
-    pub const fn with_fp8(self) -> Self {
+    pub(crate) const fn with_fp8(self) -> Self {
         Self { flops: 2.0 * self.flops, ..self }
     }
 }
@@ -112,20 +112,20 @@ impl ModelShape {
     }
 
     /// Weights and KV cache in one byte each.
-    pub const fn in_fp8(self) -> Self {
+    pub(crate) const fn in_fp8(self) -> Self {
         Self { weights: Bytes(self.weights.0 / 2), kv_per_token: Bytes(self.kv_per_token.0 / 2), ..self }
     }
 
-    pub const LLAMA_70B: Self = Self::bf16("llama-3.1-70b", 70_554, 80, 8, 128);
-    pub const QWEN_32B: Self = Self::bf16("qwen3-32b", 32_762, 64, 8, 128);
-    pub const QWEN_14B: Self = Self::bf16("qwen2.5-14b", 14_770, 48, 8, 128);
-    pub const PHI_4: Self = Self::bf16("phi-4", 14_660, 40, 10, 128);
-    pub const LLAMA_2_13B: Self = Self::bf16("llama-2-13b", 13_016, 40, 40, 128);
+    pub(crate) const LLAMA_70B: Self = Self::bf16("llama-3.1-70b", 70_554, 80, 8, 128);
+    pub(crate) const QWEN_32B: Self = Self::bf16("qwen3-32b", 32_762, 64, 8, 128);
+    pub(crate) const QWEN_14B: Self = Self::bf16("qwen2.5-14b", 14_770, 48, 8, 128);
+    pub(crate) const PHI_4: Self = Self::bf16("phi-4", 14_660, 40, 10, 128);
+    pub(crate) const LLAMA_2_13B: Self = Self::bf16("llama-2-13b", 13_016, 40, 40, 128);
     pub const LLAMA_8B: Self = Self::bf16("llama-3.1-8b", 8_030, 32, 8, 128);
-    pub const QWEN_7B: Self = Self::bf16("qwen2.5-7b", 7_616, 28, 4, 128);
-    pub const LLAMA_3B: Self = Self::bf16("llama-3.2-3b", 3_213, 28, 8, 128);
-    pub const LLAMA_1B: Self = Self::bf16("llama-3.2-1b", 1_236, 16, 8, 64);
-    pub const QWEN_0_6B: Self = Self::bf16("qwen3-0.6b", 596, 28, 8, 128);
+    pub(crate) const QWEN_7B: Self = Self::bf16("qwen2.5-7b", 7_616, 28, 4, 128);
+    pub(crate) const LLAMA_3B: Self = Self::bf16("llama-3.2-3b", 3_213, 28, 8, 128);
+    pub(crate) const LLAMA_1B: Self = Self::bf16("llama-3.2-1b", 1_236, 16, 8, 64);
+    pub(crate) const QWEN_0_6B: Self = Self::bf16("qwen3-0.6b", 596, 28, 8, 128);
 }
 
 /// A decode step, linear in what it works on, and how fast prompts are read.
@@ -156,7 +156,7 @@ impl StepCost {
     }
 
     /// How long a step takes with the whole GPU.
-    pub fn step_s(&self, decoding: f64, kv_tokens: f64) -> f64 {
+    pub(crate) fn step_s(&self, decoding: f64, kv_tokens: f64) -> f64 {
         self.fixed_s + self.per_request_s * decoding + self.per_kv_token_s * kv_tokens
     }
 }

@@ -7,7 +7,7 @@ use super::speed::FIRST_TOKEN_OVERHEAD_S;
 
 /// An engine at a load that it keeps up with.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SteadyState {
+pub(crate) struct SteadyState {
     pub running: f64,
     /// From 0 to 1.
     pub kv_occupancy: f64,
@@ -16,7 +16,7 @@ pub struct SteadyState {
 }
 
 /// `None` where requests of that size come faster than they are served, or do not fit.
-pub fn steady_state(spec: &EngineSpec, per_s: f64, prompt: f64, output: f64) -> Option<SteadyState> {
+pub(crate) fn steady_state(spec: &EngineSpec, per_s: f64, prompt: f64, output: f64) -> Option<SteadyState> {
     let cost = &spec.cost;
     let prefill = per_s * prompt / cost.prefill_rate;
     if !spec.takes(prompt, output) || prefill >= 1.0 {
@@ -46,7 +46,7 @@ pub fn steady_state(spec: &EngineSpec, per_s: f64, prompt: f64, output: f64) -> 
 }
 
 /// The most requests a second that one engine keeps up with.
-pub fn most_per_s(spec: &EngineSpec, prompt: f64, output: f64) -> f64 {
+pub(crate) fn most_per_s(spec: &EngineSpec, prompt: f64, output: f64) -> f64 {
     let (mut keeps_up, mut does_not) = (0.0, spec.cost.prefill_rate / prompt.max(1.0));
     // Halved so often, the rest is below what a float shows.
     for _ in 0..60 {

@@ -14,9 +14,15 @@ mod utilization;
 #[cfg(test)]
 mod tests;
 
-pub use pretend_pods::PretendPods;
-pub use replica_set::{ReplicaSet, ReplicaTiming, devices};
-pub use scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
-pub use serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay, ServingTally};
-pub use shipped::ShippedScaler;
-pub use utilization::UtilizationScaler;
+pub(crate) use pretend_pods::PretendPods;
+pub use replica_set::{ReplicaSet, devices};
+pub(crate) use replica_set::ReplicaTiming;
+pub use scaler::{Observed, SYNC, Wanted};
+pub(crate) use scaler::Scaler;
+pub use scaler::ObservedReplica;
+pub use serving_day::{Replica, ReplicaState, Replicas};
+pub use serving_day::ServingTally;
+pub(crate) use serving_day::ServingDay;
+pub(crate) use serving_day::ReplicaId;
+pub(crate) use shipped::ShippedScaler;
+pub(crate) use utilization::UtilizationScaler;

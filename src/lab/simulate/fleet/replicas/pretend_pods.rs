@@ -6,7 +6,7 @@ use super::serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay}
 use stowage_scheduling::units::{Millis, Moment};
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct PretendPods {
+pub(crate) struct PretendPods {
     /// From being wanted to ready.
     pub start: Millis,
     /// For how long a replica that is removed may finish its requests.

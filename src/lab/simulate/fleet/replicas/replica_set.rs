@@ -52,7 +52,7 @@ impl ReplicaSet {
     }
 
     /// A new version is there: its pods are replaced, one after the other.
-    pub fn roll_out(&mut self) {
+    pub(crate) fn roll_out(&mut self) {
         self.outdated =
             self.pods.iter().filter(|(_, pod)| pod.let_go.is_none()).map(|(uid, _)| uid.clone()).collect();
     }

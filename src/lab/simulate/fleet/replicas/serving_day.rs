@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// A replica's name among those of its model; the owner gives it, and gives none twice.
-pub type ReplicaId = u64;
+pub(crate) type ReplicaId = u64;
 
 /// What a replica does, as its owner says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl<S: Scaler> ServingDay<S> {
     }
 
     /// The mean KV occupancy of the replicas that serve; 0 without any.
-    pub fn kv_occupancy(&self) -> f64 {
+    pub(crate) fn kv_occupancy(&self) -> f64 {
         let serving = self.engines.values().filter(|engine| engine.state() == EngineState::Serving);
         let (count, sum) =
             serving.fold((0.0, 0.0), |(n, sum), engine| (n + 1.0, sum + engine.kv_occupancy()));
@@ -132,7 +132,7 @@ impl<S: Scaler> ServingDay<S> {
     }
 
     /// The replicas that an owner would best remove, the one with the fewest requests first.
-    pub fn idlest(&self) -> Vec<ReplicaId> {
+    pub(crate) fn idlest(&self) -> Vec<ReplicaId> {
         let inside = |engine: &Engine| engine.waiting() + engine.running();
         let serving = self.engines.iter().filter(|(_, engine)| engine.state() == EngineState::Serving);
         let mut order: Vec<(f64, ReplicaId)> = serving.map(|(id, engine)| (inside(engine), *id)).collect();

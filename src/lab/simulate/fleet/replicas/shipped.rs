@@ -7,7 +7,7 @@ use stowage_scheduling::units::Moment;
 
 /// [`ModelScaling`] with a policy's rules of one model.
 #[derive(Debug, Clone)]
-pub struct ShippedScaler {
+pub(crate) struct ShippedScaler {
     rules: AutoscalingRules,
     scaling: ModelScaling,
     /// The latest answer, with its reasons.

@@ -16,7 +16,7 @@ const STEP_UP: u32 = 4;
 
 /// An HPA (autoscaling/v2) with the default behavior and one `Pods` metric. It wakes nothing.
 #[derive(Debug, Clone)]
-pub struct UtilizationScaler {
+pub(crate) struct UtilizationScaler {
     /// `averageValue`, from 0 to 1.
     target: f64,
     min: u32,

@@ -30,7 +30,7 @@ use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 
-pub static COLD_START: Scenario = Scenario {
+pub(crate) static COLD_START: Scenario = Scenario {
     name: "cold-start",
     claim: "Pods start where their model answers soonest: in seconds rather than minutes.",
     variants: &["stowage", "kube-scheduler", "kube-scheduler, MostAllocated"],

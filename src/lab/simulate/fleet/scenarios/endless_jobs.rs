@@ -10,14 +10,14 @@ use stowage_scheduling::units::Moment;
 
 /// What the jobs are like.
 #[derive(Debug, Clone, Copy)]
-pub struct JobKind {
+pub(crate) struct JobKind {
     /// Jobs that are pending at any time.
     pub pending: usize,
     pub draw: fn(&mut Random) -> Job,
     pub pod: fn(&Job) -> PodSpec,
 }
 
-pub struct EndlessJobs {
+pub(crate) struct EndlessJobs {
     /// `None` if there are no jobs.
     kind: Option<JobKind>,
     draws: Random,

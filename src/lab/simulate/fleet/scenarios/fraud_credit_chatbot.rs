@@ -37,7 +37,7 @@ use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 use time_slicing::TimeSlicing;
 
-pub static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
+pub(crate) static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
     name: "fraud-credit-chatbot",
     claim: "Two GPUs serve three models, and the one that must answer in time never has company.",
     variants: &["stowage", "kube-scheduler, whole GPUs", "time-slicing"],

@@ -36,7 +36,7 @@ use pool::Compute;
 use sizing::{Placer, Sizing};
 use stowage_scheduling::units::{Bytes, Millis};
 
-pub static MIXED_MODELS: Scenario = Scenario {
+pub(crate) static MIXED_MODELS: Scenario = Scenario {
     name: "mixed-models",
     claim: "A catalog of models shares a fraction of the GPUs of one model per GPU, and answers in time.",
     variants: &["stowage", "KV-blind", "one model per GPU"],

@@ -41,7 +41,7 @@ pub struct Scenario {
     pub play: fn(&ScenarioInput, variant: usize, seed: u64) -> Played,
 }
 
-pub type CheckTraces = fn(&ScenarioInput) -> Result<(), TrafficError>;
+pub(crate) type CheckTraces = fn(&ScenarioInput) -> Result<(), TrafficError>;
 
 /// One number of a variant.
 #[derive(Debug, Clone, Copy)]

@@ -40,7 +40,7 @@ use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 const TRACE: &str = "llm_24h_per_minute.csv";
 
-pub static NIGHT_POOL: Scenario = Scenario {
+pub(crate) static NIGHT_POOL: Scenario = Scenario {
     name: "night-pool",
     claim: "Jobs use the GPUs that serving replicas leave idle, and no request notices.",
     variants: &["stowage", "victims by kube-scheduler", "no jobs", "replicas by GPU utilization"],
@@ -113,7 +113,7 @@ const TARGET_UTILISATION: f64 = 0.7;
 /// Of all GPUs.
 const HEADROOM: f64 = 0.02;
 
-pub enum Timer {
+pub(crate) enum Timer {
     Step,
     Job(JobTimer),
 }

@@ -9,7 +9,7 @@ const SAVES_EVERY: Millis = Millis::seconds(600);
 
 /// A timer of a job's pod; it means nothing once the pod has left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JobTimer {
+pub(crate) enum JobTimer {
     /// The work is done.
     Ends(PodUid),
     Saves(PodUid),
@@ -17,7 +17,7 @@ pub enum JobTimer {
 
 /// When a job saves its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Saving {
+pub(crate) enum Saving {
     Never,
     /// Every ten minutes.
     Regularly,
@@ -36,7 +36,7 @@ pub struct Job {
 }
 
 #[derive(Debug, Default)]
-pub struct RunningJobs {
+pub(crate) struct RunningJobs {
     running: BTreeMap<PodUid, Job>,
     /// GPU-hours of work that is done and saved, and of work that was lost.
     pub kept: f64,

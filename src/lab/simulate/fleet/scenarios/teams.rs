@@ -35,7 +35,7 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
-pub static TEAMS: Scenario = Scenario {
+pub(crate) static TEAMS: Scenario = Scenario {
     name: "teams",
     claim: "Teams on one pool get what they are guaranteed at once, and share fairly what is idle.",
     variants: &[
@@ -148,7 +148,7 @@ pub enum Team {
     Experiments,
 }
 
-pub enum Timer {
+pub(crate) enum Timer {
     Minute,
     /// A job of the day's list comes.
     Comes(usize),

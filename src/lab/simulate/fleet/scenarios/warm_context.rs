@@ -21,7 +21,7 @@ use queue::{Slot, work};
 use stowage_scheduling::units::Bytes;
 use workers::{Way, WorkerRun};
 
-pub static WARM_CONTEXT: Scenario = Scenario {
+pub(crate) static WARM_CONTEXT: Scenario = Scenario {
     name: "warm-context",
     claim: "Workers on idle GPUs keep their context: the same inferences in a fraction of the time.",
     variants: &[

@@ -4,7 +4,9 @@
 mod stock;
 mod stowage;
 
-pub use stock::{Partition, Placing, Preempting, StockScheduler};
+pub use stock::{Placing, Preempting};
+pub(crate) use stock::StockScheduler;
+pub(crate) use stock::Partition;
 pub use stowage::Stowage;
 
 use super::machines::Machines;

@@ -33,7 +33,7 @@ pub enum Preempting {
 
 /// Which nodes a pod may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Partition {
+pub(crate) enum Partition {
     /// All of them.
     None,
     /// Those whose label `team` is the pod's namespace.
@@ -46,7 +46,7 @@ const MOST_IMAGE: f64 = 1e9;
 /// Each plugin's scores are from 0 to 100.
 const TOP: f64 = 100.0;
 
-pub struct StockScheduler {
+pub(crate) struct StockScheduler {
     placing: Placing,
     preempting: Preempting,
     partition: Partition,

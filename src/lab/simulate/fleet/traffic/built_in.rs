@@ -17,7 +17,7 @@ const NOISE: f64 = 0.15;
 
 /// A day of a service that people use at work, with a night: two logistic curves, a dip at noon, and noise by minute. Its busiest
 /// minute brings `peak_per_s` requests a second.
-pub fn working_day(seed: u64, peak_per_s: f64, size: RequestSize) -> DayOfTraffic {
+pub(crate) fn working_day(seed: u64, peak_per_s: f64, size: RequestSize) -> DayOfTraffic {
     let mut random = Random::seeded(seed, PURPOSE);
     let minute = |minute: usize| {
         let noise = 1.0 + NOISE * (2.0 * random.share() - 1.0);

@@ -22,7 +22,7 @@ const SHAPES: [(ModelShape, usize); 8] = [
 
 /// One model of a catalog.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CatalogModel {
+pub(crate) struct CatalogModel {
     pub id: ModelId,
     pub shape: ModelShape,
     /// Requests a second, on average.
@@ -32,7 +32,7 @@ pub struct CatalogModel {
 
 /// Models by rank: the most asked for first.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ZipfCatalog {
+pub(crate) struct ZipfCatalog {
     pub models: Vec<CatalogModel>,
 }
 
@@ -58,7 +58,7 @@ impl ZipfCatalog {
         Self { models: (1..=models).map(model).collect() }
     }
 
-    pub fn per_s(&self) -> f64 {
+    pub(crate) fn per_s(&self) -> f64 {
         self.models.iter().map(|model| model.per_s).sum()
     }
 }

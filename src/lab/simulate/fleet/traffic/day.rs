@@ -39,7 +39,7 @@ impl DayOfTraffic {
     }
 
     /// Scaled so that its busiest minute brings so many requests a second.
-    pub fn with_peak(self, per_s: f64) -> Self {
+    pub(crate) fn with_peak(self, per_s: f64) -> Self {
         let peak = self.peak_per_s();
         if peak > 0.0 { self.scaled(per_s / peak) } else { self }
     }
@@ -48,11 +48,11 @@ impl DayOfTraffic {
         self.minutes.iter().map(|minute| minute.requests).sum()
     }
 
-    pub fn mean_per_s(&self) -> f64 {
+    pub(crate) fn mean_per_s(&self) -> f64 {
         self.requests() / self.length().0 as f64 * 1000.0
     }
 
-    pub fn peak_per_s(&self) -> f64 {
+    pub(crate) fn peak_per_s(&self) -> f64 {
         self.minutes.iter().map(|minute| minute.requests).fold(0.0, f64::max) / MINUTE_S
     }
 

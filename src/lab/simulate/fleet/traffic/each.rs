@@ -60,7 +60,7 @@ pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError>
 
 /// The requests by minute, from the trace's start to its last one. Prompts count without what a prefix cache would have had, if
 /// asked for. `None` without a request.
-pub fn by_minute(
+pub(crate) fn by_minute(
     requests: impl IntoIterator<Item = TracedRequest>,
     with_prefix_cache: bool,
 ) -> Option<DayOfTraffic> {

@@ -19,11 +19,16 @@ mod traces_tests;
 
 /// A trace of serving comes as one text.
 pub use crate::simulate::table::TraceText as TrafficText;
-pub use catalog::{CatalogModel, ZipfCatalog};
-pub use day::{DayOfTraffic, MINUTES, Minute};
+pub(crate) use catalog::ZipfCatalog;
+pub(crate) use catalog::CatalogModel;
+pub use day::MINUTES;
+pub(crate) use day::Minute;
+pub(crate) use day::DayOfTraffic;
 pub use each::TracedRequest;
-pub use error::TrafficError;
-pub use rates::{HourProfile, WeekOfRates, WeekStep};
+pub(crate) use error::TrafficError;
+pub(crate) use rates::WeekStep;
+pub(crate) use rates::WeekOfRates;
+pub(crate) use rates::HourProfile;
 
 use crate::simulate::table::{Column, TableRow};
 
@@ -64,14 +69,14 @@ pub enum Gaps {
 
 /// Tokens of a request, on average.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RequestSize {
+pub(crate) struct RequestSize {
     pub prompt: f64,
     pub output: f64,
 }
 
 impl RequestSize {
     /// The means of Azure's code service in 2023.
-    pub const CODE: Self = Self { prompt: 2048.0, output: 27.9 };
+    pub(crate) const CODE: Self = Self { prompt: 2048.0, output: 27.9 };
     /// The means of Azure's conversation service in 2023.
-    pub const CONVERSATION: Self = Self { prompt: 1155.0, output: 211.0 };
+    pub(crate) const CONVERSATION: Self = Self { prompt: 1155.0, output: 211.0 };
 }

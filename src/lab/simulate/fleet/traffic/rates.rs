@@ -14,7 +14,7 @@ const PURPOSE: u64 = 64;
 
 /// One step of the week.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WeekStep {
+pub(crate) struct WeekStep {
     /// At its end, in minutes since the week's start.
     pub minute: f64,
     /// Requests a minute: the quietest and the busiest minute of the step, and the middle.
@@ -25,13 +25,13 @@ pub struct WeekStep {
 
 /// A week of one service's rates.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WeekOfRates {
+pub(crate) struct WeekOfRates {
     /// In order of time.
     pub steps: Vec<WeekStep>,
 }
 
 /// `service`, `minute_of_week`, `req_per_min_low`, `req_per_min_high`, `req_per_min_mid`.
-pub fn read_week(source: TrafficText<'_>, service: Service) -> Result<WeekOfRates, TrafficError> {
+pub(crate) fn read_week(source: TrafficText<'_>, service: Service) -> Result<WeekOfRates, TrafficError> {
     let table = Table::read(source)?;
     let (of, minute) = (table.column("service")?, table.column("minute_of_week")?);
     let (low, high, mid) = (
@@ -87,10 +87,10 @@ impl WeekOfRates {
 
 /// How busy each hour of a day is, as a share of the mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HourProfile(pub [f64; HOURS]);
+pub(crate) struct HourProfile(pub [f64; HOURS]);
 
 /// `hour_local`, `relative_to_mean`.
-pub fn read_hours(source: TrafficText<'_>) -> Result<HourProfile, TrafficError> {
+pub(crate) fn read_hours(source: TrafficText<'_>) -> Result<HourProfile, TrafficError> {
     let table = Table::read(source)?;
     let (hour, relative) = (table.column("hour_local")?, table.column("relative_to_mean")?);
     let mut hours: [Option<(usize, f64)>; HOURS] = [None; HOURS];

@@ -6,7 +6,7 @@ use crate::simulate::packing::trace::{PlayedTrace, PodKind};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
 
-pub struct AtRandom<'s> {
+pub(crate) struct AtRandom<'s> {
     setting: &'s PlayedTrace,
     dice: Random,
     /// By rank; kept for the next pod.

@@ -11,7 +11,7 @@ use stowage_scheduling::vocabulary::gpu::GpuSet;
 pub struct Clustering;
 
 /// GPUs in use before idle ones, nodes in use before idle ones.
-pub struct PackingBaseline;
+pub(crate) struct PackingBaseline;
 
 impl BaselineScore for Clustering {
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {

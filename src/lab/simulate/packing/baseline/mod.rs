@@ -5,10 +5,10 @@
 //! [`fit`] has the policies that score amounts, [`grouping`] those that score what is on the node, [`fgd`] the one that scores
 //! what is left for other pods; [`scored`] runs any of them, and [`at_random`] is the one without a score.
 
-pub mod at_random;
+pub(crate) mod at_random;
 pub mod fgd;
 pub mod fit;
-pub mod grouping;
+pub(crate) mod grouping;
 pub mod scored;
 
 use super::cluster::SimulatedNode;
@@ -22,7 +22,7 @@ const LARGEST_CPU: u32 = 128_000;
 const LARGEST_GPU: u32 = 8000;
 
 /// How good a node is for a pod that fits there.
-pub trait BaselineScore {
+pub(crate) trait BaselineScore {
     /// 0 to 100.
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32;
 

@@ -6,7 +6,7 @@ use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
 use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
 use crate::simulate::packing::trace::{PlayedTrace, PodKind};
 
-pub struct Scored<'s, S> {
+pub(crate) struct Scored<'s, S> {
     setting: &'s PlayedTrace,
     score: S,
     /// By kind; empty for kinds that have not arrived yet.

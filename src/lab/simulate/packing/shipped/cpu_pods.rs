@@ -36,12 +36,12 @@ impl BestEffortCpuPods {
     }
 
     /// What is missing on a node when all of them there are evicted.
-    pub fn lack_without(&self, rank: usize, lack: HostResources) -> HostResources {
+    pub(crate) fn lack_without(&self, rank: usize, lack: HostResources) -> HostResources {
         less(lack, self.freed(rank))
     }
 
     /// The victims so that nothing is missing: the largest first, and none that is not needed.
-    pub fn leavers(&self, rank: usize, mut lack: HostResources) -> Vec<usize> {
+    pub(crate) fn leavers(&self, rank: usize, mut lack: HostResources) -> Vec<usize> {
         let mut there: Vec<(usize, HostResources)> = self.there(rank).collect();
         there.sort_by_key(|(number, freed)| (Reverse((freed.cpu, freed.memory)), *number));
         let mut leavers = Vec::new();

@@ -58,7 +58,7 @@ impl SimulatedEviction {
     }
 }
 
-pub struct Shipped<'s> {
+pub(crate) struct Shipped<'s> {
     setting: &'s PlayedTrace,
     eviction: SimulatedEviction,
     pub ledger: Cluster,

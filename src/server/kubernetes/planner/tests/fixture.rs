@@ -5,7 +5,7 @@ use stowage_scheduling::ids::{GpuUuid, NodeName};
 use stowage_scheduling::verbs::wait::Reserve;
 use tokio::sync::oneshot;
 
-pub struct PlannerFixture {
+pub(crate) struct PlannerFixture {
     pub service: Arc<Service>,
     pub recorder: Arc<Recorder>,
     pub index: ClusterIndex,
@@ -85,7 +85,7 @@ impl PlannerFixture {
     }
 
     /// One tick, without waiting for its writes.
-    pub fn begin_tick(&mut self) {
+    pub(crate) fn begin_tick(&mut self) {
         self.planner.tick(self.planner.now());
     }
 
@@ -106,7 +106,7 @@ impl PlannerFixture {
     }
 
     /// What is written within so many seconds, a tick in each.
-    pub async fn written_within(&mut self, seconds: u64) -> Vec<String> {
+    pub(crate) async fn written_within(&mut self, seconds: u64) -> Vec<String> {
         let mut written = Vec::new();
         for _ in 0..seconds {
             self.pass(1);
@@ -116,20 +116,20 @@ impl PlannerFixture {
     }
 
     /// One tick with all that it writes, of which the watch shows nothing yet.
-    pub async fn tick_unseen(&mut self) -> Vec<String> {
+    pub(crate) async fn tick_unseen(&mut self) -> Vec<String> {
         self.begin_tick();
         self.settle().await
     }
 
     /// Until the planning run has ended.
-    pub async fn run_ends(&mut self) {
+    pub(crate) async fn run_ends(&mut self) {
         while !self.planner.run.is_idle() {
             self.planner.go_on().await;
         }
     }
 
     /// Until the look for pressure has ended. What it orders waits to be sent.
-    pub async fn look_ends(&mut self) {
+    pub(crate) async fn look_ends(&mut self) {
         while !self.planner.pressure_look.is_idle() {
             self.planner.go_on().await;
         }
@@ -141,14 +141,14 @@ impl PlannerFixture {
         self.recorder.written()
     }
 
-    pub fn show_nominated(&mut self, name: &str, node: &str) {
+    pub(crate) fn show_nominated(&mut self, name: &str, node: &str) {
         let mut pod = self.pod(name);
         pod["status"]["nominatedNodeName"] = json!(node);
         self.show(pod);
     }
 
     /// The condition that the line is about, if it is about one.
-    pub fn show_condition(&mut self, line: &str) {
+    pub(crate) fn show_condition(&mut self, line: &str) {
         let Some((name, what)) = line.split_once(": ") else { return };
         let condition = if what.starts_with("hold") {
             let Some(written) = self.recorder.reservations.lock().get(name).cloned() else { return };
@@ -202,14 +202,14 @@ pub fn node(name: &str) -> Value {
 }
 
 /// A condition that reserves the node's only GPU for so long from now on, as the API server shows it.
-pub fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
+pub(crate) fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
     reservation_until(
         victims,
         &(jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string(),
     )
 }
 
-pub fn reservation_until(victims: &[&str], deadline: &str) -> Value {
+pub(crate) fn reservation_until(victims: &[&str], deadline: &str) -> Value {
     let devices = [stowage_scheduling::ids::GpuUuid::from_index(0)];
     let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
     json!([reserved(&message)])
@@ -258,7 +258,7 @@ pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
     bench.service.cluster().reservation_of(&uid(name)).unwrap().reservation
 }
 
-pub fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
+pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
     let mut ledger = bench.service.cluster();
     let reservation = Reservation {
         node: NodeName::parse("n").unwrap(),
@@ -270,7 +270,7 @@ pub fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
 }
 
 /// The pod's next write is under way, and answered when the test answers.
-pub async fn stall_write(bench: &mut PlannerFixture) -> oneshot::Sender<()> {
+pub(crate) async fn stall_write(bench: &mut PlannerFixture) -> oneshot::Sender<()> {
     let (answer, stalled) = oneshot::channel();
     *bench.recorder.stall.lock() = Some(stalled);
     bench.begin_tick();

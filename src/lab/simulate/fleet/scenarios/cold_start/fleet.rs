@@ -141,7 +141,7 @@ fn gpus_of(index: usize) -> u32 {
 }
 
 /// Zipf's law.
-pub fn by_popularity(draws: &mut Random) -> usize {
+pub(crate) fn by_popularity(draws: &mut Random) -> usize {
     let weight = |index: usize| 1.0 / (index + 1) as f64;
     let mut left = draws.share() * (0..MODELS).map(weight).sum::<f64>();
     (0..MODELS)

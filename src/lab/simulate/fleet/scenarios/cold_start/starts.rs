@@ -6,7 +6,7 @@ use crate::simulate::fleet::stage::Stage;
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::units::Millis;
 
-pub struct CountedStart {
+pub(crate) struct CountedStart {
     pub seconds: f64,
     pub shortest: f64,
     pub woken: bool,
@@ -26,7 +26,7 @@ impl CountedStart {
 }
 
 /// The pod ends, and its engine sleeps on.
-pub fn end_asleep(stage: &mut Stage<'_, Timer>, uid: &PodUid) {
+pub(crate) fn end_asleep(stage: &mut Stage<'_, Timer>, uid: &PodUid) {
     let Some(pod) = stage.pod(uid).cloned() else { return };
     stage.finish(uid);
     let (Some(bound), Some(model)) = (pod.bound, pod.spec.model.clone()) else { return };

@@ -5,7 +5,7 @@ use stowage_scheduling::units::Bytes;
 
 /// What a pod is, by its label and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum App {
+pub(crate) enum App {
     Chatbot,
     Credit,
     Fraud,

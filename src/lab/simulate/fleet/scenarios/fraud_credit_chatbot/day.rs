@@ -21,7 +21,7 @@ const CHATTING: std::ops::Range<u64> = 7..23;
 const BUSY: usize = 6;
 const BUSY_FOR: (Millis, Millis) = (Millis::seconds(600), Millis::seconds(1800));
 
-pub struct Day {
+pub(crate) struct Day {
     /// In hundredths of all VRAM.
     pub utilization: f64,
     /// By app, in hundredths of the day.

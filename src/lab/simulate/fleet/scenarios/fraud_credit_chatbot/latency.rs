@@ -27,7 +27,7 @@ const REQUEST_EVERY: f64 = 1000.0;
 const SIZE: RequestSize = RequestSize::CONVERSATION;
 
 /// The median and the 99th percentile in milliseconds. `company` are hours by the number of engines beside.
-pub fn quantiles(company: &BTreeMap<usize, f64>, inferences: usize, seed: u64) -> [f64; 2] {
+pub(crate) fn quantiles(company: &BTreeMap<usize, f64>, inferences: usize, seed: u64) -> [f64; 2] {
     let mut draws = Random::seeded(seed, 9);
     let hours: f64 = company.values().sum();
     let mut took = Vec::new();

@@ -140,7 +140,7 @@ impl Schedules {
     }
 
     /// In hundredths of the sets.
-    pub fn chatbot_first(&self) -> f64 {
+    pub(crate) fn chatbot_first(&self) -> f64 {
         100.0 - 100.0 * self.unfair as f64 / self.evictions.max(1) as f64
     }
 }

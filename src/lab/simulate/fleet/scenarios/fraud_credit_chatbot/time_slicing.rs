@@ -10,7 +10,7 @@ use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Moment};
 
-pub struct TimeSlicing {
+pub(crate) struct TimeSlicing {
     /// In the order in which they came.
     pending: Vec<(PodUid, Arc<PodSpec>)>,
     draws: Random,

@@ -25,7 +25,7 @@ const LONGEST: f64 = 8192.0;
 
 /// A model as it is served.
 #[derive(Debug, Clone)]
-pub struct ServedModel {
+pub(crate) struct ServedModel {
     pub id: ModelId,
     pub weights: Bytes,
     pub gpus: u32,
@@ -39,7 +39,7 @@ pub struct ServedModel {
 
 /// Whether engines share GPUs or have them to themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grants {
+pub(crate) enum Grants {
     RightSized,
     WholeGpus,
 }

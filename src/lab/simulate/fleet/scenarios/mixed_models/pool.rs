@@ -105,7 +105,7 @@ impl<'m> Pool<'m> {
     }
 
     /// Of all models' requests that an engine took.
-    pub fn ttft(&self) -> LatencyHistogram {
+    pub(crate) fn ttft(&self) -> LatencyHistogram {
         let mut all = LatencyHistogram::default();
         self.served.iter().for_each(|served| all.merge(&served.day.tally.latencies.ttft));
         all

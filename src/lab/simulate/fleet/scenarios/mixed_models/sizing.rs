@@ -24,7 +24,7 @@ pub enum Placer {
     WholeGpus,
 }
 
-pub struct Sizing {
+pub(crate) struct Sizing {
     placer: Placer,
     seed: u64,
     minutes: usize,
@@ -62,7 +62,7 @@ impl Sizing {
 
     /// The fewest GPUs on which all models have a place and enough requests are in time; the most that were tried, as an error, if
     /// they do not suffice.
-    pub fn gpus_needed(&self) -> Result<usize, usize> {
+    pub(crate) fn gpus_needed(&self) -> Result<usize, usize> {
         let most_late = MOST_LATE * self.requests();
         let suffices = |gpus| {
             let no_jobs = EndlessJobs::new(None, self.seed);

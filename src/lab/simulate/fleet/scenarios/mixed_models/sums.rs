@@ -30,7 +30,7 @@ pub struct Sums {
 
 /// What the engines on a GPU do.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct GpuUse {
+pub(crate) struct GpuUse {
     /// The shares of the time for which each has something to do, added up.
     pub busy: f64,
     /// Requests inside.
@@ -39,7 +39,7 @@ pub struct GpuUse {
 
 impl GpuUse {
     /// It always has something to do, and has no requests.
-    pub const OF_A_JOB: Self = Self { busy: 1.0, running: 0.0 };
+    pub(crate) const OF_A_JOB: Self = Self { busy: 1.0, running: 0.0 };
 
     pub fn of(engine: &Engine) -> Self {
         Self { busy: busy(engine.running()), running: engine.running() }
@@ -82,7 +82,7 @@ impl Sums {
     }
 
     /// Placements onto a GPU with a full engine, in hundredths.
-    pub fn onto_full(&self) -> f64 {
+    pub(crate) fn onto_full(&self) -> f64 {
         100.0 * self.onto_full / self.placements.max(1.0)
     }
 

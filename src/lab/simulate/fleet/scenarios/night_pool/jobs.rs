@@ -6,7 +6,7 @@ use crate::simulate::fleet::scenarios::running_jobs::{Job, Saving};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 
-pub const JOBS: JobKind = JobKind { pending: 8, draw, pod };
+pub(crate) const JOBS: JobKind = JobKind { pending: 8, draw, pod };
 
 const LEAST_WORK: Millis = Millis::seconds(600);
 const MOST_WORK: Millis = Millis::seconds(7200);

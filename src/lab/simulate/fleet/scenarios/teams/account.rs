@@ -6,7 +6,7 @@ use stowage_scheduling::units::Moment;
 
 /// A team's share of the pool by the policy, in GPUs.
 #[derive(Debug, Clone, Copy)]
-pub struct Quota {
+pub(crate) struct Quota {
     pub guarantee: u32,
     pub limit: u32,
     pub weight: u32,
@@ -30,7 +30,7 @@ pub struct Standing {
 
 /// By the teams that compete: what they borrow meanwhile.
 #[derive(Debug, Default)]
-pub struct Competition {
+pub(crate) struct Competition {
     by_teams: BTreeMap<[bool; 3], Borrowed>,
 }
 
@@ -42,7 +42,7 @@ struct Borrowed {
     most_even: [f64; 3],
 }
 
-pub struct Account {
+pub(crate) struct Account {
     quotas: [Quota; 3],
     since: Moment,
     standing: Standing,
@@ -88,7 +88,7 @@ impl Account {
     }
 
     /// Whether teams compete for one GPU.
-    pub fn is_contested(&self) -> bool {
+    pub(crate) fn is_contested(&self) -> bool {
         compete(self.standing.competing_for_one)
     }
 
@@ -114,12 +114,12 @@ impl Competition {
     }
 
     /// Of these, what is borrowed evenly: for each set of teams that compete, times its Jain's index.
-    pub fn evenly(&self) -> f64 {
+    pub(crate) fn evenly(&self) -> f64 {
         self.times_jain(|borrowed| &borrowed.had)
     }
 
     /// The same if whole GPUs that are not settled were split as evenly as can be at each moment.
-    pub fn most_evenly(&self) -> f64 {
+    pub(crate) fn most_evenly(&self) -> f64 {
         self.times_jain(|borrowed| &borrowed.most_even)
     }
 
@@ -134,7 +134,7 @@ impl Competition {
 
     /// Jain's index over the sets of teams that compete, by what they borrow: where nothing is there to borrow, nothing is shared.
     /// 1 if teams never compete.
-    pub fn jain(&self) -> f64 {
+    pub(crate) fn jain(&self) -> f64 {
         let borrowed = self.borrowed();
         if borrowed > 0.0 { self.evenly() / borrowed } else { 1.0 }
     }

@@ -23,7 +23,7 @@ const LATE: f64 = 0.75;
 
 /// A job of a team, and the time of day at which it comes.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrival {
+pub(crate) struct Arrival {
     pub at: Moment,
     pub team: Team,
     pub job: Job,

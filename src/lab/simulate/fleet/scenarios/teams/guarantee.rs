@@ -31,7 +31,7 @@ pub enum Obstacle {
 }
 
 #[derive(Debug, Default)]
-pub struct Guarantees {
+pub(crate) struct Guarantees {
     waiting: BTreeMap<PodUid, Moment>,
     /// GPUs whose pods were evicted: when they were asked to leave, and when they are gone.
     vacated: BTreeMap<GpuUuid, (Moment, Moment)>,
@@ -48,7 +48,7 @@ impl Guarantees {
     }
 
     /// A pod is asked to leave these GPUs.
-    pub fn vacates(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
+    pub(crate) fn vacates(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
         self.vacated.extend(devices.iter().map(|device| (device.clone(), (asked, gone))));
     }
 

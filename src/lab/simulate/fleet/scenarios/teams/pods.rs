@@ -19,7 +19,7 @@ const BORROWING: i32 = 0;
 const OF_TEAMS: [i32; 3] = [100, 50, 0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Priorities {
+pub(crate) enum Priorities {
     OfGuarantees,
     OfTeams,
 }
@@ -35,7 +35,7 @@ impl Priorities {
 }
 
 #[derive(Debug, Clone)]
-pub struct TeamPod {
+pub(crate) struct TeamPod {
     pub team: Team,
     pub gpus: u32,
     /// It fitted into its team's guarantee when it was created.
@@ -65,7 +65,7 @@ impl TeamPod {
     }
 }
 
-pub struct TeamPods {
+pub(crate) struct TeamPods {
     pub all: BTreeMap<PodUid, TeamPod>,
     pub quotas: [Quota; 3],
 }
@@ -88,19 +88,19 @@ impl TeamPods {
         self.of(team).filter(|(_, pod)| pod.bound.is_some() && pod.is_settled).map(|(_, pod)| pod.gpus).sum()
     }
 
-    pub fn pending_jobs(&self, team: Team) -> usize {
+    pub(crate) fn pending_jobs(&self, team: Team) -> usize {
         self.of(team).filter(|(_, pod)| pod.job.is_some() && pod.waits()).count()
     }
 
     /// Of the team's guarantee, beside its pods that have GPUs and those that wait for it.
-    pub fn guarantee_left(&self, team: Team) -> u32 {
+    pub(crate) fn guarantee_left(&self, team: Team) -> u32 {
         let waiting = self.of(team).filter(|(_, pod)| pod.waits() && pod.is_within);
         let promised: u32 = waiting.map(|(_, pod)| pod.gpus).sum();
         self.quotas[team as usize].guarantee.saturating_sub(self.used(team) + promised)
     }
 
     /// The oldest pod that waits to borrow although it fits into the guarantee by now.
-    pub fn to_promote(&self, team: Team) -> Option<PodUid> {
+    pub(crate) fn to_promote(&self, team: Team) -> Option<PodUid> {
         let left = self.guarantee_left(team);
         let waiting = self.of(team).filter(|(_, pod)| pod.waits() && !pod.is_within);
         let fitting = waiting.filter(|(_, pod)| pod.gpus <= left);

@@ -15,7 +15,7 @@ use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 /// What becomes of the GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(crate) enum Way {
     Keeps,
     /// One more is idle every two seconds.
     Grows,
@@ -24,7 +24,7 @@ pub enum Way {
 }
 
 /// Workers on the stage, which says from when until when each has a GPU.
-pub struct WorkerRun {
+pub(crate) struct WorkerRun {
     pub stage: Stage<'static, ()>,
     way: Way,
     /// Pods of higher priority that will end.
