@@ -20,11 +20,14 @@ mod storage;
 
 pub use audited_pod::{has_started, observed_binding, observed_reservation};
 pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
-pub use conditions::{CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION, disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, without_our_gate};
 pub(crate) use conditions::wakeable_for;
+pub use conditions::{
+    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
+    disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, without_our_gate,
+};
 pub use disruption_budget::budget;
-pub use disruption_info::{observed as disruption, placeless_member};
 pub(crate) use disruption_info::is_mirror;
+pub use disruption_info::{observed as disruption, placeless_member};
 pub use images::{node_images, start_progress};
 pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
 pub use reservation::{

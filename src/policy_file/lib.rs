@@ -24,9 +24,8 @@ mod source;
 mod tree;
 pub mod windows;
 
-pub use source::{MAX_FILE, PolicySources, SourceText, Span};
-pub use source::Position;
 pub(crate) use source::FileId;
+pub use source::{MAX_FILE, PolicySources, Position, SourceText, Span};
 
 use diagnostic::{Diagnostic, has_errors, sort};
 use parse::Draft;

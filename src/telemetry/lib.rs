@@ -54,8 +54,8 @@ pub use recording::RecordingMetrics;
 pub use requests::NO_CODE;
 pub(crate) use spans::TraceMetrics;
 pub(crate) use start_times::StartMetrics;
-pub use usage::UsageSample;
 pub(crate) use usage::UsageMetrics;
+pub use usage::UsageSample;
 pub use work_kind::WorkKind;
 
 /// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.

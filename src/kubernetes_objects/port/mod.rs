@@ -6,10 +6,11 @@ mod status_change;
 mod write_times;
 
 pub use write_times::WriteTimes;
-pub(crate) use write_times::DEFAULT_DEADLINE;
 
-pub use status_change::{EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, ReservationChange, StatusChange, WakeAnswer};
-pub use status_change::RequeueMark;
+pub use status_change::{
+    EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, RequeueMark,
+    ReservationChange, StatusChange, WakeAnswer,
+};
 
 use futures::future::BoxFuture;
 use std::sync::Arc;

@@ -23,7 +23,8 @@ pub(crate) const MACHINES: [DemoMachine; 3] = [
 ];
 
 /// Priorities for preemption: a negative one says "evict me first".
-pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] = [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
+pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] =
+    [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
 
 /// More requests than an engine can handle: its KV cache is almost full, and requests wait.
 pub(crate) const CROWD: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 40, running: 256 };

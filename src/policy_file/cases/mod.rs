@@ -10,8 +10,7 @@ mod pod_shorthand;
 mod victims;
 
 pub(crate) use cluster::BadCluster;
-pub use compare::{DecisionChange, PodDecision, PolicyComparison, compare};
-pub use compare::NodeChange;
+pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, compare};
 
 use crate::file::{Expectation, PolicyTest, TestCase};
 use crate::format::timestamp;

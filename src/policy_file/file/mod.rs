@@ -9,19 +9,10 @@ mod tenants;
 mod test;
 mod texts;
 
-pub(crate) use pools::PoolCapacitySpec;
-pub(crate) use pools::NodePool;
-pub(crate) use tenants::TenantSpec;
-pub(crate) use tenants::AmountSpec;
-pub use test::PolicyTest;
-pub(crate) use test::TestNode;
-pub use test::TestKind;
-pub(crate) use test::TestGpu;
-pub(crate) use test::TestCluster;
-pub(crate) use test::TestCase;
-pub(crate) use test::PodSketch;
-pub(crate) use test::Expectation;
-pub(crate) use test::ExistingPod;
+pub(crate) use pools::{NodePool, PoolCapacitySpec};
+pub(crate) use tenants::{AmountSpec, TenantSpec};
+pub(crate) use test::{ExistingPod, Expectation, PodSketch, TestCase, TestCluster, TestGpu, TestNode};
+pub use test::{PolicyTest, TestKind};
 pub use texts::{
     Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, Percentage, QualifiedName,
     Subdomain, Timestamp,

@@ -14,7 +14,11 @@ pub fn of_pods(matches: &Match, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
 }
 
 /// The labels of namespaces. `entry` is the class's `match`, or the tenant.
-pub(crate) fn of_namespaces(selector: Option<&NamespaceSelector>, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+pub(crate) fn of_namespaces(
+    selector: Option<&NamespaceSelector>,
+    entry: &YamlNode,
+    found: &mut Vec<Diagnostic>,
+) {
     let (Some(selector), Some(entry)) = (selector, entry.get("namespaceSelector")) else { return };
     expressions(&selector.match_expressions, entry, found);
     contradiction(&AllowedLabels::of_namespaces(selector), entry, "namespace", found);

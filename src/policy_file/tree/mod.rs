@@ -9,8 +9,8 @@ mod source_spans;
 mod syntax;
 mod within;
 
-pub use read::read;
 pub(crate) use read::MAX_NODES;
+pub use read::read;
 pub use source_spans::written;
 pub(crate) use within::read_within;
 

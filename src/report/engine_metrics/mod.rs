@@ -14,6 +14,5 @@ mod proptests;
 #[cfg(test)]
 mod tests;
 
-pub use figures::{Figures, UnknownPage, read};
-pub use figures::MetricsProblem;
+pub use figures::{Figures, MetricsProblem, UnknownPage, read};
 pub use stowage_scheduling::engines::Engine;

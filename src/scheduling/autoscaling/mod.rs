@@ -22,13 +22,11 @@ mod signals;
 mod trend;
 
 pub use autoscaler::{Autoscaler, MOST_MODELS};
-pub use desired::{DesiredReplicas, SignalNeed};
-pub use desired::Decisive;
+pub use desired::{Decisive, DesiredReplicas, SignalNeed};
 pub use load::{EngineFigures, EngineSample, ModelLoad, Permille, Reported};
 pub use model_state::ModelScaling;
 pub use replicas::loads;
-pub use signals::Signal;
-pub use signals::MilliReplicas;
+pub use signals::{MilliReplicas, Signal};
 
 #[cfg(test)]
 mod closed_loop_tests;

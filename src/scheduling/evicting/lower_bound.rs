@@ -111,7 +111,12 @@ impl GpuShortfall {
 impl GpuShortfall {
     /// The least number of pods evicted from the GPU to cover `need`, if only units that are `open` may be chosen (the relaxation
     /// again: the largest relief per pod first, the last one in part).
-    pub(crate) fn least_pods(&self, units: &[VictimUnit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
+    pub(crate) fn least_pods(
+        &self,
+        units: &[VictimUnit<'_>],
+        need: u64,
+        open: impl Fn(usize) -> bool,
+    ) -> u32 {
         if need == 0 {
             return 0;
         }

@@ -17,19 +17,14 @@ mod survey;
 mod victim_unit;
 mod without_evictable;
 
+pub(crate) use best_first::{
+    CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, find_among,
+};
 pub use best_first::{cheapest, cheapest_among, seen};
-pub(crate) use best_first::VictimSearchResult;
-pub(crate) use best_first::NodeCostBound;
-pub(crate) use best_first::ExaminedCandidate;
-pub(crate) use best_first::CandidateSource;
-pub(crate) use best_first::find_among;
 pub use candidate::PreemptionCandidate;
-pub(crate) use candidate::VictimGroup;
-pub(crate) use candidate::Shortfall;
-pub(crate) use candidate::MembersElsewhere;
+pub(crate) use candidate::{MembersElsewhere, Shortfall, VictimGroup};
 pub use eviction_cost::EvictionCost;
-pub(crate) use lower_bound::GpuFloor;
-pub(crate) use lower_bound::gpu_need;
+pub(crate) use lower_bound::{GpuFloor, gpu_need};
 pub(crate) use survey::CandidateSurvey;
 pub use without_evictable::WithoutEvictable;
 

@@ -6,8 +6,7 @@
 use crate::ids::NodeName;
 use crate::policy::EvictionRates;
 pub use crate::reasons::EvictionLimit;
-pub(crate) use crate::reasons::LimitedBecause;
-pub(crate) use crate::reasons::EvictionScope;
+pub(crate) use crate::reasons::{EvictionScope, LimitedBecause};
 use crate::vocabulary::classification::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

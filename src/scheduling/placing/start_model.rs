@@ -150,7 +150,12 @@ impl StartModel {
     }
 
     /// Takes in what was learned in the whole cluster of one kind of start, on one kind of GPU; `None` if that is forgotten.
-    pub(crate) fn set_factors(&mut self, kind: StartKind, gpu: Option<&GpuModel>, factors: Option<StartFactors>) {
+    pub(crate) fn set_factors(
+        &mut self,
+        kind: StartKind,
+        gpu: Option<&GpuModel>,
+        factors: Option<StartFactors>,
+    ) {
         match (kind, gpu) {
             (StartKind::Pull, _) => self.pull.set((), factors),
             // On GPUs of which nothing is known, the policy's speeds count.

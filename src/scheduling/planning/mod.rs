@@ -28,8 +28,8 @@ mod turns;
 mod tests;
 
 pub use loans::{LoanEviction, is_vram_owed, loans_to_end};
-pub use recall::RecallWatch;
 pub(crate) use recall::LoansRecalled;
+pub use recall::RecallWatch;
 pub use relief::{PressureWatch, ReliefEviction, is_relief_due};
 pub use step_budget::{PlanBounds, steps_of_run};
 

@@ -142,7 +142,12 @@ impl NodeRanking {
     }
 
     /// Examines again a node that has changed.
-    pub(crate) fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
+    pub(crate) fn look_again_at(
+        &mut self,
+        place: usize,
+        seeing: &PlanView<'_>,
+        kube_filters: &FilterSnapshot,
+    ) {
         let signature = self.signature.clone();
         let coming = seeing.ledger.coming_to(&seeing.snapshot.nodes()[place].name);
         self.look_at(place, coming, seeing, signature.question(kube_filters).as_ref());

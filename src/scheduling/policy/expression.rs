@@ -9,8 +9,8 @@ mod check;
 mod cost;
 mod kind;
 
-pub use cost::is_within_bounds;
 pub(crate) use cost::Cost;
+pub use cost::is_within_bounds;
 
 use crate::units::text::Malformed;
 use crate::vocabulary::classification::PodTraits;

@@ -12,13 +12,9 @@ mod lift;
 mod words;
 
 pub use eviction_limit::EvictionLimit;
-pub(crate) use eviction_limit::LimitedBecause;
-pub(crate) use eviction_limit::EvictionScope;
+pub(crate) use eviction_limit::{EvictionScope, LimitedBecause};
 pub use lift::Named;
-pub(crate) use lift::LiftedPlace;
-pub(crate) use lift::Lift;
-pub(crate) use lift::lifted_if;
-pub(crate) use lift::lifted_from_gpus;
+pub(crate) use lift::{Lift, LiftedPlace, lifted_from_gpus, lifted_if};
 pub use words::list;
 
 use super::kube_filters::UnsupportedRule;

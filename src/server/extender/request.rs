@@ -105,7 +105,10 @@ pub async fn read_body(headers: &HeaderMap, body: Body, limits: RequestLimits) -
 
 /// Rejects a body whose announced length is too large before any of it is read; otherwise returns the error for one that is
 /// larger than announced.
-pub(crate) fn announces_no_more(headers: &HeaderMap, limits: RequestLimits) -> Result<BadRequest, BadRequest> {
+pub(crate) fn announces_no_more(
+    headers: &HeaderMap,
+    limits: RequestLimits,
+) -> Result<BadRequest, BadRequest> {
     let too_large = BadRequest::TooLarge { limit: limits.body, way_out: limits.larger };
     let announced =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());

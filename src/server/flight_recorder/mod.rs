@@ -13,9 +13,8 @@ mod ring;
 mod writer;
 
 pub use bundle::{LeftOut, Recordings, write_bundle_of};
+pub(crate) use ring::{BadDirectory, Segments};
 pub use ring::{Ring, RingLimits};
-pub(crate) use ring::Segments;
-pub(crate) use ring::BadDirectory;
 
 use crate::service::{RecordingTap, Service};
 use std::panic::AssertUnwindSafe;

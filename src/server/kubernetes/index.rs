@@ -202,6 +202,7 @@ impl ClusterIndex {
     }
 
     /// Replaces all pods at once.
+    #[cfg(test)]
     pub(crate) fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
         self.begin_pods(service);
         let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
@@ -295,6 +296,7 @@ impl ClusterIndex {
     }
 
     /// Replaces all nodes at once.
+    #[cfg(test)]
     pub(crate) fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
         self.begin_nodes();
         nodes.iter().for_each(|node| self.apply_node(service, node));

@@ -10,10 +10,8 @@ mod slices;
 mod storage;
 
 pub use slices::slices;
+pub(crate) use storage::{CLAIMS, STORAGE, VOLUMES};
 pub use storage::{CLASSES, storage};
-pub(crate) use storage::VOLUMES;
-pub(crate) use storage::STORAGE;
-pub(crate) use storage::CLAIMS;
 
 use super::index::{ClusterIndex, namespaces};
 use crate::service::{ReadFailure, SeenCount, Service};

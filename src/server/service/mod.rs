@@ -17,27 +17,20 @@ mod recording_tap;
 mod refused_reads;
 mod trouble;
 
-pub(crate) use activity::RecentActivity;
-pub(crate) use activity::ActivityKind;
-pub(crate) use activity::ActivityEntry;
-pub(crate) use activity::Activity;
+pub(crate) use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub(crate) use api_server_contact::ApiServerContact;
 pub use bundles::BundleNames;
 pub(crate) use bundles::BundleSource;
 pub use change_count::{ChangeCount, SeenCount};
 #[cfg(test)]
 pub(crate) use cluster_guard::PODS_LOOKED_AT_UNDER_LOCK;
-pub(crate) use cluster_guard::ClusterGuard;
-pub(crate) use cluster_guard::assert_not_held;
+pub(crate) use cluster_guard::{ClusterGuard, assert_not_held};
 pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};
-pub(crate) use policy_status::SharedPolicyStatus;
-pub(crate) use policy_status::RefusedPolicy;
 pub use policy_status::PolicyStatus;
-pub(crate) use recording_tap::Tapped;
-pub(crate) use recording_tap::RecordingTap;
-pub(crate) use refused_reads::RefusedReads;
-pub(crate) use refused_reads::ReadFailure;
+pub(crate) use policy_status::{RefusedPolicy, SharedPolicyStatus};
+pub(crate) use recording_tap::{RecordingTap, Tapped};
+pub(crate) use refused_reads::{ReadFailure, RefusedReads};
 pub use stowage_telemetry::WorkKind;
 pub(crate) use trouble::Trouble;
 

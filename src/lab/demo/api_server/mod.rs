@@ -106,7 +106,7 @@ impl ApiServer {
         Ok(this)
     }
 
-    /// A server without a network, for [`Self::client_in_process`]; `clock` is its present.
+    /// A server without a network, for [`Self::client_in_process_by`]; `clock` is its present.
     pub fn in_process(clock: fn() -> Timestamp) -> Self {
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
@@ -153,18 +153,18 @@ impl ApiServer {
         )
     }
 
-    /// The same without a network: every request is a call in this process, in the order of the caller's runtime.
-    pub(crate) fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
-        self.client_in_process_by(name, times, self.router())
-    }
-
     /// What answers requests, without a network.
     pub fn router(&self) -> axum::Router {
         self.router.clone()
     }
 
     /// The same, with something between the client and [`Self::router`].
-    pub(crate) fn client_in_process_by(&self, name: &str, times: WriteTimes, server: axum::Router) -> kube::Client {
+    pub(crate) fn client_in_process_by(
+        &self,
+        name: &str,
+        times: WriteTimes,
+        server: axum::Router,
+    ) -> kube::Client {
         let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
         let service = tower::ServiceBuilder::new()
             .map_request(move |mut request: http::Request<kube::client::Body>| {

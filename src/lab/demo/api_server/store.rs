@@ -92,7 +92,10 @@ impl Store {
     }
 
     /// The changes after `revision`, or `Expired` when the log no longer reaches back that far.
-    pub(crate) fn changes_after(&self, revision: u64) -> Result<impl Iterator<Item = &StoredChange>, ApiError> {
+    pub(crate) fn changes_after(
+        &self,
+        revision: u64,
+    ) -> Result<impl Iterator<Item = &StoredChange>, ApiError> {
         if revision < self.forgotten {
             return Err(ApiError::expired(revision, self.forgotten));
         }

@@ -29,7 +29,11 @@ pub(crate) struct DryRun {
 }
 
 /// Why a pod may not preempt now.
-pub(crate) fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refusals) -> Option<&'static str> {
+pub(crate) fn ineligibility(
+    pod: &SchedulerPod,
+    view: &SchedulerCache,
+    refusals: &Refusals,
+) -> Option<&'static str> {
     if pod.never_preempts() {
         return Some("not eligible due to preemptionPolicy=Never.");
     }

@@ -21,7 +21,11 @@ pub(crate) struct SchedulingFailure<'a> {
     pub nomination: Option<Option<&'a str>>,
 }
 
-pub(crate) async fn report_failure(client: &kube::Client, pod: &SchedulerPod, failure: &SchedulingFailure<'_>) {
+pub(crate) async fn report_failure(
+    client: &kube::Client,
+    pod: &SchedulerPod,
+    failure: &SchedulingFailure<'_>,
+) {
     let mut status = serde_json::Map::new();
     if !has_condition(pod, failure) {
         status.insert("conditions".to_owned(), json!([condition(pod, failure)]));

@@ -97,7 +97,12 @@ impl Record {
     /// Pods on a node that may be evicted for the pod now, and without which it fits there, where that is simple to see: no earlier
     /// reservation, no group, no budget, no limit of its tenant, no spare GPUs, nothing that becomes free by itself, and nobody for
     /// whom the limits are reserved.
-    pub(crate) fn enough_victims(&mut self, pod: u32, node: u8, tally: &mut DecisionTally) -> Option<Vec<u32>> {
+    pub(crate) fn enough_victims(
+        &mut self,
+        pod: u32,
+        node: u8,
+        tally: &mut DecisionTally,
+    ) -> Option<Vec<u32>> {
         let is_in_doubt = self.pods[pod as usize].was_kept
             || self.is_closed(node)
             || self.age_of(node) == Age::Expired

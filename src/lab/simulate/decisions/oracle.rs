@@ -197,7 +197,13 @@ impl Record {
         Err(format!("of {} nodes {passed} pass and {refused} are refused for pod {pod}", distinct.len()))
     }
 
-    pub(crate) fn check_bind(&mut self, pod: u32, node: u8, seen: &SeenBind, tally: &mut DecisionTally) -> Checked {
+    pub(crate) fn check_bind(
+        &mut self,
+        pod: u32,
+        node: u8,
+        seen: &SeenBind,
+        tally: &mut DecisionTally,
+    ) -> Checked {
         match (self.told(pod), seen) {
             (KnownState::Bound(place, _), SeenBind::AlreadyBound) if place.node == node => Ok(()),
             (KnownState::Bound(place, _), SeenBind::Conflict("bound-elsewhere")) if place.node != node => {

@@ -68,16 +68,17 @@ pub enum Act {
 
 /// What is on its way.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(test), expect(dead_code, reason = "what doubles messages is a test"))]
 pub(crate) enum Envelope<'a> {
     ToScheduler(&'a Message),
-    FromScheduler(&'a Act),
+    FromScheduler,
 }
 
 /// What becomes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "what doubles messages is a test"))]
 pub(crate) enum Fate {
     Arrives { after: Millis },
-    Lost,
     Twice { after: Millis, again_after: Millis },
 }
 

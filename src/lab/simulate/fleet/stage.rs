@@ -287,7 +287,6 @@ impl<'s, T> Stage<'s, T> {
     fn send(&mut self, message: Message) {
         let now = self.now();
         match self.fates.fate_of(now, Envelope::ToScheduler(&message)) {
-            Fate::Lost => {}
             Fate::Arrives { after: Millis(0) } => self.deliver(&message),
             Fate::Arrives { after } => self.events.at(now + after, StageEvent::Message(message)),
             Fate::Twice { after, again_after } => {
@@ -309,8 +308,7 @@ impl<'s, T> Stage<'s, T> {
 
     fn carry(&mut self, act: Act) {
         let now = self.now();
-        match self.fates.fate_of(now, Envelope::FromScheduler(&act)) {
-            Fate::Lost => {}
+        match self.fates.fate_of(now, Envelope::FromScheduler) {
             Fate::Arrives { after: Millis(0) } => self.act(act),
             Fate::Arrives { after } => self.events.at(now + after, StageEvent::Act(act)),
             Fate::Twice { after, again_after } => {

@@ -193,7 +193,7 @@ fn messages_have_fates() {
         fn fate_of(&mut self, _: Moment, envelope: Envelope<'_>) -> Fate {
             self.0 += 1;
             match envelope {
-                Envelope::FromScheduler(_) => Fate::Twice { after: Millis(100), again_after: Millis(300) },
+                Envelope::FromScheduler => Fate::Twice { after: Millis(100), again_after: Millis(300) },
                 Envelope::ToScheduler(Message::Pod(_)) if self.0.is_multiple_of(2) => {
                     Fate::Arrives { after: Millis::seconds(2) }
                 }

@@ -37,8 +37,7 @@ pub mod trace;
 
 pub use arrivals::Arrivals;
 pub use bound::AllocationBound;
-pub use churn::{OfferedLoad, churn};
-pub use churn::Rejections;
+pub use churn::{OfferedLoad, Rejections, churn};
 pub use fragmentation::Typical;
 pub use policy::PlayedPolicy;
 pub use replay::{Replay, replay};

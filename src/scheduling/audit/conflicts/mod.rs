@@ -23,8 +23,7 @@ mod remedy;
 
 pub use audited_pod::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
 pub use gpu_conflict::{GpuConflict, GpuConflictKind};
-pub(crate) use gpu_conflict::PartyRole;
-pub(crate) use gpu_conflict::Party;
+pub(crate) use gpu_conflict::{Party, PartyRole};
 pub use remedy::ConflictVictim;
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
@@ -110,6 +109,7 @@ pub struct AuditRound {
 }
 
 impl Conflicts {
+    #[cfg(test)]
     pub(crate) fn with_pace(pace: AuditPace) -> Self {
         Self { pace, ..Self::default() }
     }

@@ -10,9 +10,8 @@ mod request;
 pub(super) mod sentence;
 mod victims;
 
-pub use impasse::impasse;
-pub use impasse::ImpasseKind;
 pub(crate) use impasse::Impasse;
+pub use impasse::{ImpasseKind, impasse};
 
 use super::explanation::{OthersPart, PodVerdict, ShareAmount};
 use super::facts::Facts;

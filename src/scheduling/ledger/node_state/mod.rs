@@ -20,8 +20,8 @@ mod unaccounted_vram;
 
 pub(crate) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
-pub use lending::{LoanStage, WakeStatus};
 pub(crate) use lending::PodLoan;
+pub use lending::{LoanStage, WakeStatus};
 
 use super::pod_states::PodStates;
 use super::start_samples::StartSample;

@@ -29,8 +29,7 @@ pub(crate) mod packing_cost;
 pub(crate) mod potential_weights;
 
 pub use demand_history::{DemandHistory, DemandShape, EVERY};
-pub(crate) use node_summary::NodeSummary;
-pub(crate) use node_summary::GpuGroup;
+pub(crate) use node_summary::{GpuGroup, NodeSummary};
 pub(super) use packing_cost::LearnedPacking;
 pub(crate) use packing_cost::NodeGpus;
 

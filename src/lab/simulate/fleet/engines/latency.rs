@@ -43,6 +43,7 @@ impl LatencyHistogram {
     }
 
     /// `None` if there was no request.
+    #[cfg(test)]
     pub(crate) fn mean_s(&self) -> Option<f64> {
         (self.count > 0.0).then(|| self.sum_s / self.count)
     }
@@ -103,6 +104,7 @@ impl SloTally {
     }
 
     /// The share of requests whose first token came in time; 1 if there was none.
+    #[cfg(test)]
     pub(crate) fn attained(&self) -> f64 {
         if self.ttft.count() > 0.0 { 1.0 - self.ttft_violations / self.ttft.count() } else { 1.0 }
     }

@@ -65,6 +65,7 @@ impl GpuSpeed {
         flops: 312e12,
         batching: Batching::SMALL,
     };
+    #[cfg(test)]
     pub(crate) const A100_PCIE: Self = Self {
         name: "A100-PCIe-80GB",
         memory: Bytes::gib(80),
@@ -72,6 +73,7 @@ impl GpuSpeed {
         flops: 312e12,
         batching: Batching::SMALL,
     };
+    #[cfg(test)]
     pub(crate) const A100_40GB: Self = Self {
         name: "A100-SXM-40GB",
         memory: Bytes::gib(40),
@@ -81,6 +83,7 @@ impl GpuSpeed {
     };
 
     /// The same GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
+    #[cfg(test)]
     pub(crate) const fn with_fp8(self) -> Self {
         Self { flops: 2.0 * self.flops, ..self }
     }
@@ -112,6 +115,7 @@ impl ModelShape {
     }
 
     /// Weights and KV cache in one byte each.
+    #[cfg(test)]
     pub(crate) const fn in_fp8(self) -> Self {
         Self { weights: Bytes(self.weights.0 / 2), kv_per_token: Bytes(self.kv_per_token.0 / 2), ..self }
     }
@@ -119,13 +123,13 @@ impl ModelShape {
     pub(crate) const LLAMA_70B: Self = Self::bf16("llama-3.1-70b", 70_554, 80, 8, 128);
     pub(crate) const QWEN_32B: Self = Self::bf16("qwen3-32b", 32_762, 64, 8, 128);
     pub(crate) const QWEN_14B: Self = Self::bf16("qwen2.5-14b", 14_770, 48, 8, 128);
+    #[cfg(test)]
     pub(crate) const PHI_4: Self = Self::bf16("phi-4", 14_660, 40, 10, 128);
     pub(crate) const LLAMA_2_13B: Self = Self::bf16("llama-2-13b", 13_016, 40, 40, 128);
     pub const LLAMA_8B: Self = Self::bf16("llama-3.1-8b", 8_030, 32, 8, 128);
     pub(crate) const QWEN_7B: Self = Self::bf16("qwen2.5-7b", 7_616, 28, 4, 128);
     pub(crate) const LLAMA_3B: Self = Self::bf16("llama-3.2-3b", 3_213, 28, 8, 128);
     pub(crate) const LLAMA_1B: Self = Self::bf16("llama-3.2-1b", 1_236, 16, 8, 64);
-    pub(crate) const QWEN_0_6B: Self = Self::bf16("qwen3-0.6b", 596, 28, 8, 128);
 }
 
 /// A decode step, linear in what it works on, and how fast prompts are read.

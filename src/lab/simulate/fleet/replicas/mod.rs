@@ -2,8 +2,9 @@
 //!
 //! [`ServingDay`] steps a model's engines and asks a [`Scaler`] every fifteen seconds: [`ShippedScaler`] is the autoscaler that
 //! ships, on the figures that the engines report; [`UtilizationScaler`] an HPA on GPU utilization, as a baseline. Where the
-//! replicas run is the owner's to say: [`ReplicaSet`] has their pods on a stage; [`PretendPods`] says that there is always room.
+//! replicas run is the owner's to say: [`ReplicaSet`] has their pods on a stage.
 
+#[cfg(test)]
 mod pretend_pods;
 mod replica_set;
 mod scaler;
@@ -14,15 +15,13 @@ mod utilization;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
 pub(crate) use pretend_pods::PretendPods;
-pub use replica_set::{ReplicaSet, devices};
 pub(crate) use replica_set::ReplicaTiming;
-pub use scaler::{Observed, SYNC, Wanted};
+pub use replica_set::{ReplicaSet, devices};
 pub(crate) use scaler::Scaler;
-pub use scaler::ObservedReplica;
-pub use serving_day::{Replica, ReplicaState, Replicas};
-pub use serving_day::ServingTally;
-pub(crate) use serving_day::ServingDay;
-pub(crate) use serving_day::ReplicaId;
+pub use scaler::{Observed, ObservedReplica, SYNC, Wanted};
+pub use serving_day::{Replica, ReplicaState, Replicas, ServingTally};
+pub(crate) use serving_day::{ReplicaId, ServingDay};
 pub(crate) use shipped::ShippedScaler;
 pub(crate) use utilization::UtilizationScaler;

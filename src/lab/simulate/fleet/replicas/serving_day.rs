@@ -123,14 +123,6 @@ impl<S: Scaler> ServingDay<S> {
         self.engines.values().map(Engine::running).sum()
     }
 
-    /// The mean KV occupancy of the replicas that serve; 0 without any.
-    pub(crate) fn kv_occupancy(&self) -> f64 {
-        let serving = self.engines.values().filter(|engine| engine.state() == EngineState::Serving);
-        let (count, sum) =
-            serving.fold((0.0, 0.0), |(n, sum), engine| (n + 1.0, sum + engine.kv_occupancy()));
-        if count > 0.0 { sum / count } else { 0.0 }
-    }
-
     /// The replicas that an owner would best remove, the one with the fewest requests first.
     pub(crate) fn idlest(&self) -> Vec<ReplicaId> {
         let inside = |engine: &Engine| engine.waiting() + engine.running();

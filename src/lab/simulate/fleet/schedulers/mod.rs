@@ -4,9 +4,8 @@
 mod stock;
 mod stowage;
 
-pub use stock::{Placing, Preempting};
 pub(crate) use stock::StockScheduler;
-pub(crate) use stock::Partition;
+pub use stock::{Placing, Preempting};
 pub use stowage::Stowage;
 
 use super::machines::Machines;

@@ -58,6 +58,7 @@ impl ZipfCatalog {
         Self { models: (1..=models).map(model).collect() }
     }
 
+    #[cfg(test)]
     pub(crate) fn per_s(&self) -> f64 {
         self.models.iter().map(|model| model.per_s).sum()
     }

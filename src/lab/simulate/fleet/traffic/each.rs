@@ -1,6 +1,7 @@
 //! Traces with a row for each request: `offset_ms`, `prompt_tokens`, `output_tokens`; with `service` where there are several,
 //! and with `prefix_blocks` and `cached_prefix_blocks` where prefixes are known.
 
+#[cfg(test)]
 use super::day::{DayOfTraffic, Minute};
 use super::{Service, TrafficError, TrafficText};
 use crate::simulate::table::Table;
@@ -60,6 +61,7 @@ pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError>
 
 /// The requests by minute, from the trace's start to its last one. Prompts count without what a prefix cache would have had, if
 /// asked for. `None` without a request.
+#[cfg(test)]
 pub(crate) fn by_minute(
     requests: impl IntoIterator<Item = TracedRequest>,
     with_prefix_cache: bool,

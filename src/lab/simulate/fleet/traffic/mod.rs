@@ -1,7 +1,6 @@
 //! What asks a fleet's engines: traces of serving, and generated traffic for runs without a trace.
 //!
-//! [`minutes`] reads a day by minute, [`each`] a trace of single requests, [`rates`] a week of rates and a profile of hours;
-//! [`built_in`] generates a day and [`catalog`] a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text:
+//! [`minutes`] reads a day by minute, [`each`] a trace of single requests; [`built_in`] generates a day and [`catalog`] a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text:
 //! nothing here reads a file.
 
 pub mod built_in;
@@ -10,7 +9,6 @@ mod day;
 pub mod each;
 mod error;
 pub mod minutes;
-pub mod rates;
 
 #[cfg(test)]
 mod tests;
@@ -19,16 +17,11 @@ mod traces_tests;
 
 /// A trace of serving comes as one text.
 pub use crate::simulate::table::TraceText as TrafficText;
-pub(crate) use catalog::ZipfCatalog;
-pub(crate) use catalog::CatalogModel;
+pub(crate) use catalog::{CatalogModel, ZipfCatalog};
 pub use day::MINUTES;
-pub(crate) use day::Minute;
-pub(crate) use day::DayOfTraffic;
+pub(crate) use day::{DayOfTraffic, Minute};
 pub use each::TracedRequest;
 pub(crate) use error::TrafficError;
-pub(crate) use rates::WeekStep;
-pub(crate) use rates::WeekOfRates;
-pub(crate) use rates::HourProfile;
 
 use crate::simulate::table::{Column, TableRow};
 

@@ -103,42 +103,6 @@ fn requests_out_of_order_or_with_more_cached_than_they_have_are_refused() {
 }
 
 #[test]
-fn a_week_gives_days_within_its_bounds_and_the_same_for_a_seed() {
-    let rows: String = (1..=1400)
-        .map(|n| format!("code,2024-05-10,{:.1},{n},{},{n}\n", f64::from(n) * 7.2, 2 * n))
-        .collect();
-    let week =
-        format!("service,day0_utc,minute_of_week,req_per_min_low,req_per_min_high,req_per_min_mid\n{rows}");
-    let week = rates::read_week(text(&week), Service::Code).unwrap();
-    let day = |seed| week.day(2, RequestSize::CODE, seed);
-    assert_eq!(day(1), day(1));
-    assert_ne!(day(1), day(2));
-    // Day 2 is steps 401 to 600.
-    assert!(day(1).minutes().iter().all(|minute| (401.0..=1200.0).contains(&minute.requests)));
-    assert!(day(1).minutes()[0].requests <= 802.0 && day(1).minutes()[1439].requests >= 600.0);
-    let twice = "service,minute_of_week,req_per_min_low,req_per_min_high,req_per_min_mid\ncode,7.2,1,2,1\ncode,7.2,1,2,1\n";
-    let error = rates::read_week(text(twice), Service::Code).unwrap_err().to_string();
-    assert!(error.contains("line 3: minute_of_week 7 of code is there before, at line 2"), "{error}");
-    let order = "service,minute_of_week,req_per_min_low,req_per_min_high,req_per_min_mid\ncode,7.2,3,2,2\n";
-    let error = rates::read_week(text(order), Service::Code).unwrap_err().to_string();
-    assert!(error.contains("req_per_min_low is 3; write at most 2"), "{error}");
-}
-
-#[test]
-fn a_profile_of_hours_gives_a_day_with_its_mean() {
-    let rows: String =
-        (0..24).map(|hour| format!("{hour},1000,{}\n", if hour < 12 { 0.5 } else { 1.5 })).collect();
-    let profile =
-        rates::read_hours(text(&format!("hour_local,requests_61_days,relative_to_mean\n{rows}"))).unwrap();
-    let day = profile.day(10.0, RequestSize::CODE);
-    assert!((day.mean_per_s() - 10.0).abs() < 1e-6, "{}", day.mean_per_s());
-    let at = |minute: usize| day.minutes()[minute].requests / 600.0;
-    assert!((at(360) - 0.5).abs() < 1e-9 && (at(1080) - 1.5).abs() < 1e-9 && (at(720) - 1.0).abs() < 1e-9);
-    let error = rates::read_hours(text("hour_local,relative_to_mean\n0,1\n2,1\n")).unwrap_err().to_string();
-    assert!(error.contains("hour_local 1 of the profile is missing, the first of 22"), "{error}");
-}
-
-#[test]
 fn the_built_in_day_has_a_night_and_its_peak() {
     let day = built_in::working_day(42, 30.0, RequestSize::CODE);
     assert!((day.peak_per_s() - 30.0).abs() < 1e-9);
@@ -182,12 +146,10 @@ proptest! {
 
     #[test]
     fn no_text_makes_a_reader_panic(rows in "[-0-9a-z.,\n]{0,200}") {
-        for head in [HEAD, "offset_ms,prompt_tokens,output_tokens", "hour_local,relative_to_mean"] {
+        for head in [HEAD, "offset_ms,prompt_tokens,output_tokens"] {
             let file = format!("{head}\n{rows}");
             let _ = minutes::read(text(&file), Service::Code, Gaps::Fill);
             let _ = each::read(text(&file));
-            let _ = rates::read_week(text(&file), Service::Code);
-            let _ = rates::read_hours(text(&file));
         }
     }
 }

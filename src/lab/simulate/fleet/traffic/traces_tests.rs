@@ -21,17 +21,6 @@ fn the_composite_day_of_both_services() {
 }
 
 #[test]
-fn the_week_of_both_services() {
-    const FILE: &str = "llm/azure2024_week_7min.csv";
-    let Some(text) = needs::trace(FILE) else { return };
-    let of = |service| rates::read_week(TrafficText { file: FILE, text: &text }, service).unwrap();
-    within(of(Service::Code).requests(), 16.89e6, 0.01);
-    within(of(Service::Conversation).requests(), 27.17e6, 0.01);
-    let tuesday = of(Service::Code).day(4, RequestSize::CODE, 42);
-    assert!(tuesday.peak_per_s() > 2.0 * tuesday.mean_per_s());
-}
-
-#[test]
 fn the_hour_of_single_requests() {
     const FILE: &str = "llm/azure2023_requests.csv";
     let Some(text) = needs::trace(FILE) else { return };
@@ -62,15 +51,4 @@ fn the_hour_with_known_prefixes() {
     };
     // 36.6 % of all blocks are known.
     within(tokens(true) / tokens(false), 1.0 - 0.366, 0.02);
-}
-
-#[test]
-fn the_hours_of_61_days() {
-    const FILE: &str = "llm/burstgpt_hour_of_day.csv";
-    let Some(text) = needs::trace(FILE) else { return };
-    let profile = rates::read_hours(TrafficText { file: FILE, text: &text }).unwrap();
-    within(profile.0.iter().sum::<f64>() / 24.0, 1.0, 0.001);
-    let day = profile.day(5.0, RequestSize::CONVERSATION);
-    within(day.mean_per_s(), 5.0, 0.001);
-    within(day.minutes()[6 * 60 + 30].requests / 300.0, 0.214, 0.001);
 }
